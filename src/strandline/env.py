@@ -1,0 +1,155 @@
+"""The one door to clock, randomness, threads and sleep.
+
+Everything else takes an `Env`, so that the simulator (`strandline.testing`) can run the same code
+on a clock, a random source and a scheduler of its own. A lint rule bans the modules used here
+everywhere else.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from strandline.errors import DeadlineExceeded
+
+__all__ = ["Deadline", "Env", "RealEnv", "Worker", "retry_delays"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Worker(Protocol):
+    """A background loop that was started with `Env.start_worker`."""
+
+    def wake(self) -> None:
+        """Asks the worker to run its function soon; wakes that fall together run it once."""
+
+    def stop(self) -> None:
+        """Lets the run under way end, then ends the worker. Returns when it has ended."""
+
+
+class Env(Protocol):
+    """What a process may ask of the world besides Blob and Consensus."""
+
+    def now_micros(self) -> int:
+        """Wall clock: microseconds since the Unix epoch, UTC. May jump."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back; its zero means nothing."""
+
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
+
+    def random(self) -> float:
+        """A float in [0, 1), for jitter."""
+
+    def token_hex(self, nbytes: int) -> str:
+        """`2 * nbytes` lower-case hex digits that no other process draws, for ids."""
+
+    def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+        """`[function(i) for i in items]`, run side by side; raises the first error in item order."""
+
+    def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
+        """Runs `function` once per wake on a thread of its own. `function` handles its errors."""
+
+
+class Deadline:
+    """A point on the monotonic clock by which a call has to be done."""
+
+    __slots__ = ("_env", "_seconds", "at")
+
+    def __init__(self, env: Env, seconds: float) -> None:
+        self._env = env
+        self._seconds = seconds
+        self.at = env.monotonic() + seconds
+
+    def remaining(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.at - self._env.monotonic())
+
+    def check(self, doing: str, *, may_have_happened: bool) -> None:
+        """Raises `DeadlineExceeded` when no time is left."""
+        if self.remaining() <= 0.0:
+            raise DeadlineExceeded(
+                f"{doing} did not end within {self._seconds:g} s; pass a larger timeout= to wait longer",
+                may_have_happened=may_have_happened,
+            )
+
+
+class _ThreadWorker:
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self._function = function
+        self._wanted = threading.Event()
+        self._stopping = False
+        # A daemon: a process that forgets to close its database must still be able to end.
+        # Whatever the worker was doing is then as if the process had been killed there.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wanted.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wanted.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopping:
+                return
+            self._function()
+
+
+class RealEnv:
+    """The machine's own clocks, randomness and threads."""
+
+    def __init__(self, *, threads: int = 16) -> None:
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def now_micros(self) -> int:
+        return time.time_ns() // 1_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def random(self) -> float:
+        return random.random()
+
+    def token_hex(self, nbytes: int) -> str:
+        return secrets.token_hex(nbytes)
+
+    def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+        if len(items) <= 1:
+            return [function(item) for item in items]
+        return list(self._executor().map(function, items))
+
+    def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
+        return _ThreadWorker(name, function)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="strandline-io")
+            return self._pool
+
+
+def retry_delays(env: Env, *, first_seconds: float, most_seconds: float) -> Iterable[float]:
+    """Endless exponential delays with full jitter, in seconds."""
+    ceiling = first_seconds
+    while True:
+        yield ceiling * env.random()
+        ceiling = min(most_seconds, ceiling * 2)

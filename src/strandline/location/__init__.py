@@ -1,0 +1,21 @@
+"""Where the bytes are: a Blob for objects and a Consensus for the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
+from strandline.location.consensus import Consensus, Record
+
+__all__ = ["Blob", "BlobExists", "BlobInfo", "BlobMissing", "Consensus", "Location", "Record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A Blob and a Consensus together, and the URL that another process reaches them by."""
+
+    blob: Blob
+    consensus: Consensus
+    url: str
+    consensus_url: str
+    read_only: bool = False

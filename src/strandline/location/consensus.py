@@ -1,0 +1,51 @@
+"""The Consensus port: one linearizable, durable log of records per shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+__all__ = ["Consensus", "Record"]
+
+
+class Record(NamedTuple):
+    """One record of a shard's log. Seqnos start at 1 and have no gaps."""
+
+    seqno: int
+    data: bytes
+
+
+class Consensus(Protocol):
+    """Contract (`strandline.testing.consensus_contract` holds every adapter to it):
+
+    - Linearizable per shard and durable: what `compare_and_set` answered True to is in every
+      later answer, to whichever handle or process, until it is truncated.
+    - `compare_and_set` succeeds only if `expected` is the seqno of the newest record at that
+      moment (0 for an empty log). A log that was truncated still knows its newest record, so a
+      writer that slept through a truncation cannot succeed at an old seqno.
+    - Errors are `LocationError`s that say whether the thing may have happened; unknown means so.
+      No adapter repeats a `compare_and_set` whose outcome is unknown.
+    - Safe for use from many threads; no waiting caller starves. `timeout` is in seconds.
+    """
+
+    def head(self, shard: str, *, timeout: float) -> Record | None:
+        """The newest record, None for a log without one."""
+
+    def compare_and_set(self, shard: str, expected: int, data: bytes, *, timeout: float) -> bool:
+        """Appends `data` as record `expected + 1` if `expected` is the newest seqno; else False."""
+
+    def scan(self, shard: str, from_seqno: int, limit: int, *, timeout: float) -> Sequence[Record]:
+        """The records that are there with seqno >= `from_seqno`, ascending, at most `limit`.
+
+        The first may be later than `from_seqno` when the log was truncated past it: the caller
+        notices by its seqno.
+        """
+
+    def truncate(self, shard: str, before_seqno: int, *, timeout: float) -> int:
+        """Removes records with seqno < `before_seqno`, never the newest; returns how many."""
+
+    def keys(self, *, timeout: float) -> Sequence[str]:
+        """The shards that have a log, ascending."""
+
+    def close(self) -> None:
+        """Gives back what the handle holds."""

@@ -1,0 +1,63 @@
+"""The few knobs of a database handle, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Settings"]
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one process uses a database. Nothing here is stored; two processes may differ."""
+
+    timeout_seconds: float = 60.0
+    """Deadline of a call that is given no `timeout=`."""
+
+    inline_bytes_max: int = 64 * KIB
+    """A batch of at most this many Arrow IPC bytes is committed inside its entry, without a part."""
+
+    rollup_every_records: int = 128
+    """Records between two rollups: bounds what opening replays, against bytes written per commit."""
+
+    page_items_max: int = 1_000
+    """Items in a page of state: copying one costs about 2 µs, reading one about 20 ms."""
+
+    page_bytes_max: int = 256 * KIB
+    """Encoded bytes in a page of state: bounds what a rollup rewrites when one item changed."""
+
+    apply_backlog_commits: int = 128
+    """Unapplied commits of a table at which background apply starts; also the size of its bites."""
+
+    backlog_commits_max: int = 1_024
+    """Unapplied commits of a table at which the next writer to it applies first."""
+
+    backlog_bytes_max: int = 16 * MIB
+    """The same in inline bytes; background apply starts at an eighth of it."""
+
+    background: bool = True
+    """Whether this handle applies, rolls up and merges small parts in background threads."""
+
+    small_parts_max: int = 10
+    """L0 parts of similar size at which the background worker merges them."""
+
+    small_part_bytes_max: int = 8 * MIB
+    """Parts larger than this are left to `compact`: background merging stays in small bites."""
+
+    part_rows_target: int = 4_000_000
+    """Rows in a part: the unit of compaction and of parallel scans."""
+
+    row_group_rows: int = 8_192
+    """Rows in a row group: the unit that a lookup decodes (see docs/design)."""
+
+    sort_memory_bytes: int = 384 * MIB
+    """What a large sort may hold before it spills to disk."""
+
+    footer_cache_entries: int = 4_096
+    """Parsed footers kept per handle."""
+
+    statistics_columns: int = 32
+    """Columns whose minimum, maximum and null count are kept in the catalog besides the keys."""
