@@ -1,0 +1,94 @@
+# Strandline's chores. `make` alone lists them. CI calls the same targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+STAMP := $(VENV)/.stamp
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Processes that run tests at once.
+WORKERS ?= auto
+# Further arguments: make test PYTEST_ARGS="-k layers", make demo DEMO_ARGS="--scale 1".
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+# How many histories `make sim` plays, and the first one's seed.
+SEEDS ?= 2000
+SEED ?= 1
+
+# Tests marked spark share one session, so one worker runs all of them.
+PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv with the pinned dependencies and this checkout
+
+$(PYTHON):
+	@tools/make-venv $(VENV)
+
+# Build isolation is off: what builds the package is pinned in the lock file too.
+$(STAMP): $(PYTHON) pyproject.toml requirements.lock
+	@echo "Installing the pinned dependencies into $(VENV). The first time this takes minutes."
+	$(PYTHON) -m pip install --quiet -r requirements.lock
+	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: demo
+demo: $(STAMP) ## import real data on Spark and show what the system does (DEMO_ARGS=...)
+	@$(BIN)/strandline demo $(DEMO_ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## ruff: rules and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+.PHONY: types
+types: $(STAMP) ## mypy, strict
+	@$(BIN)/mypy
+
+# pytest comes last, so that its closing line is the last one printed.
+.PHONY: test
+test: lint types ## lint, types and all quick tests, within 10 minutes on 2 cores
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## the tests that are too long for `make test`
+	@$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
+
+.PHONY: sim
+sim: $(STAMP) ## play many seeded histories in the simulator (SEEDS=2000 SEED=1)
+	@$(PYTHON) -m strandline.testing.simulator --seeds $(SEEDS) --first $(SEED)
+
+.PHONY: bench
+bench: $(STAMP) ## run the benchmarks and print their ratios (BENCH_ARGS=...)
+	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
+
+# Stubs come from protoc itself.
+.PHONY: proto
+proto: $(STAMP) ## generate the protobuf modules and their stubs
+	@$(PYTHON) -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/strandline/state/*.proto
+
+.PHONY: lock
+lock: ## resolve the dependencies anew and write requirements.lock
+	@test -x $(PYTHON) || tools/make-venv $(VENV)
+	@$(PYTHON) tools/lock.py > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+.PHONY: wheel
+wheel: $(STAMP) ## build the wheel into dist/
+	@rm -rf dist
+	@$(PYTHON) -m build --wheel --no-isolation --outdir dist .
+
+.PHONY: clean
+clean: ## remove everything that the targets made, the environment included
+	rm -rf $(VENV) build dist demo-data .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
