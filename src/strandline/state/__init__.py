@@ -1,0 +1,1 @@
+"""The shard's state machine: pure functions over immutable values."""

@@ -1,0 +1,302 @@
+"""What a shard's state is made of: immutable values, without I/O, clock or randomness.
+
+A state is a fixed set of collections; each maps a key (a tuple that sorts) to one of the values
+below. Commands change it only through diffs `(collection, key, after)`, so that any version of
+the code can roll up what another wrote.
+
+Times are int64; an upper or since of None is the empty frontier. Keys of rows appear here only in
+their order-preserving encoding (`strandline.parts.keys`), so that nothing here depends on types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+__all__ = [
+    "COLLECTIONS",
+    "EVERYTHING",
+    "FORMAT",
+    "L0",
+    "Batch",
+    "Dead",
+    "Diff",
+    "Entry",
+    "Interval",
+    "Key",
+    "Leaf",
+    "Meta",
+    "Part",
+    "PartUse",
+    "Progress",
+    "Reference",
+    "Rollup",
+    "Session",
+    "TableKind",
+    "TableVersion",
+    "TokenWindow",
+    "Value",
+]
+
+FORMAT = 1
+"""The version of every stored form; a reader refuses a newer one."""
+
+L0 = 0
+"""The leaf number of references that are not assigned to a leaf yet."""
+
+Key = tuple[Any, ...]
+TableKind = Literal["rows", "keyed", "aggregate"]
+
+
+class Interval(NamedTuple):
+    """Encoded row keys from `lower` to before `upper`; an upper of None is the open end."""
+
+    lower: bytes = b""
+    upper: bytes | None = None
+
+    def contains(self, key: bytes) -> bool:
+        """Whether the encoded key, or any key that it is a prefix of, lies inside."""
+        return self.lower <= key and (self.upper is None or key < self.upper)
+
+    def intersect(self, other: Interval) -> Interval | None:
+        """What both have, None when that is nothing."""
+        lower = max(self.lower, other.lower)
+        if self.upper is None or other.upper is None:
+            upper = self.upper if other.upper is None else other.upper
+        else:
+            upper = min(self.upper, other.upper)
+        return None if upper is not None and upper <= lower else Interval(lower, upper)
+
+
+EVERYTHING = Interval()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What its writer says of one immutable part; it never changes."""
+
+    key: str
+    """The object's key in Blob."""
+    size: int
+    """Bytes of the object."""
+    rows: int
+    lower: bytes
+    """Encoded full key of the first row."""
+    upper: bytes
+    """Encoded full key of the last row (included)."""
+    time_min: int | None = None
+    time_max: int | None = None
+    """Bounds of the `__time` column; None when the part has none."""
+    has_diff: bool = False
+    """Whether there is a `__diff` column: retractions (rows) or delete markers (keyed)."""
+    distinct: bool = False
+    """True: no two rows share a full key and nothing is a marker."""
+    footer_size: int = 0
+    """Bytes at the object's end that no page checksum covers (page index, filters, footer)."""
+    footer_crc: int = 0
+    """CRC-32 of those bytes."""
+    statistics: bytes = b""
+    """Per column minimum, maximum and null count (`strandline.parts.statistics`)."""
+    schema_version: int = 0
+    """The version of the table's schema that the part was written with."""
+
+    @property
+    def span(self) -> Interval:
+        """The smallest interval that holds every key of the part."""
+        # b"\0" after the last key makes the half-open end include it and nothing longer that
+        # is not equal: no encoded full key is a proper prefix of another.
+        return Interval(self.lower, self.upper + b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one commit writes to one table: parts, or a few rows inline; sorted by full key."""
+
+    parts: tuple[Part, ...] = ()
+    inline: bytes = b""
+    """An Arrow IPC stream of the user's columns (and `__diff` where has_diff), or nothing."""
+    rows: int = 0
+    """Rows in all."""
+    lower: bytes = b""
+    upper: bytes = b""
+    """Encoded full keys of the first and last row (included) over all of it."""
+    has_diff: bool = False
+    distinct: bool = False
+    schema_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A commit's write to one table: durable, not yet applied. Key: (table, time, ordinal)."""
+
+    table: str
+    time: int
+    ordinal: int
+    """The place among the entries of that time, from 0."""
+    session: str
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The rows of one part in one key interval belong to the table. Key: (leaf, lower, id).
+
+    L0 references have leaf 0 and sort under lower b""; a leaf's sort under the leaf's lower.
+    """
+
+    id: int
+    """Never used again within the shard."""
+    leaf: int
+    interval: Interval
+    part: Part
+    time: int
+    """Commit time of rows without a `__time`; else the greatest time in the part."""
+
+    @property
+    def time_max(self) -> int:
+        """No row of the reference is later than this."""
+        return self.time if self.part.time_max is None else self.part.time_max
+
+    @property
+    def time_min(self) -> int:
+        """No row of the reference is earlier than this."""
+        return self.time if self.part.time_min is None else self.part.time_min
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An interval of row keys. Key: (lower,). The leaves cover the key space without overlap."""
+
+    id: int
+    interval: Interval
+    parent: int | None
+    """The leaf that it was split from."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartUse:
+    """How often a part is referenced. Key: (part key,)."""
+
+    references: int
+    born: int
+    """The seqno that first referenced it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """An object that nothing references since seqno `dead`. Key: (dead, object key)."""
+
+    key: str
+    born: int
+    dead: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """A whole state as objects in Blob. Key: (seqno,)."""
+
+    seqno: int
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A writer's registration. Key: (session id,)."""
+
+    count: int
+    """How many records of this shard it wrote: the newest has this number."""
+    opened: int
+    """The seqno of its first record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The shard's few scalars. Key: ()."""
+
+    format: int = FORMAT
+    upper: int | None = 0
+    since: int | None = 0
+    leaves: int = 1
+    """Leaves ever made: the last id given out."""
+    references: int = 0
+    """References ever made: the last id given out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A table from one time to another. Key: (table, version). DDL ends one and begins the next."""
+
+    table: str
+    """The id of its data shard, which is the id of the table."""
+    version: int
+    name: str
+    valid_from: int
+    valid_until: int | None
+    """The time from which this version no longer holds; None: it does."""
+    created: int
+    """Commit time of `create_table`."""
+    kind: TableKind
+    schema: bytes
+    """Serialised Arrow schema; each field has its column id as metadata."""
+    row_keys: tuple[str, ...]
+    sort_keys: tuple[str, ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()
+    keep: str = ""
+    aggregate: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a table's entries have been retracted. Key: (table,)."""
+
+    tidied_through: int
+    """Greatest commit time of which an entry was tidied. A data state may be used only if its
+    upper is beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindow:
+    """What a token scope has committed. Key: (scope,)."""
+
+    highest: int
+    results: tuple[tuple[int, int], ...] = field(default=())
+    """The last 64 (number, commit time), ascending by number."""
+
+
+Value = (
+    Meta
+    | Session
+    | Leaf
+    | Reference
+    | PartUse
+    | Dead
+    | Rollup
+    | TableVersion
+    | Entry
+    | Progress
+    | TokenWindow
+)
+
+COLLECTIONS: dict[str, type] = {
+    "meta": Meta,
+    "sessions": Session,
+    "leaves": Leaf,
+    "references": Reference,
+    "parts": PartUse,
+    "dead": Dead,
+    "rollups": Rollup,
+    "tables": TableVersion,
+    "entries": Entry,
+    "tidied": Progress,
+    "tokens": TokenWindow,
+}
+
+
+class Diff(NamedTuple):
+    """One change of state: the value at `key` of `collection` afterwards; None: it is gone."""
+
+    collection: str
+    key: Key
+    after: Value | None
