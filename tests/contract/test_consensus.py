@@ -1,0 +1,24 @@
+"""Every Consensus adapter keeps the contract."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from strandline.location.memory import MemoryConsensus, MemoryStore
+from strandline.testing.consensus_contract import ConsensusContract
+
+
+class TestMemoryConsensus(ConsensusContract):
+    @pytest.fixture(autouse=True)
+    def _place(self) -> None:
+        self.opener = functools.partial(MemoryConsensus, MemoryStore())
+
+
+def test_a_named_store_is_one_per_process() -> None:
+    first = MemoryConsensus(MemoryStore.named("one-per-process"))
+    second = MemoryConsensus(MemoryStore.named("one-per-process"))
+    assert first.compare_and_set("s", 0, b"x", timeout=1)
+    assert not second.compare_and_set("s", 0, b"y", timeout=1)
+    assert MemoryConsensus(MemoryStore.named("another")).head("s", timeout=1) is None
