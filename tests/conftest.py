@@ -3,6 +3,8 @@
 import pytest
 
 
+# First, because xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Send the Spark tests to one worker: they share one Java process."""
     for item in items:
