@@ -59,6 +59,14 @@ def test_a_machine_without_java_runs_spark_with_the_bundled_one(tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bin", "strandline"]
 
 
+def test_all_spark_tests_run_in_one_worker(request: pytest.FixtureRequest) -> None:
+    # Each further worker would start a Java process, with memory of its own.
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        assert request.node.nodeid.endswith("@spark")
+    else:
+        assert request.node.get_closest_marker("xdist_group").args == ("spark",)
+
+
 def test_the_running_session_is_returned(spark: SparkSession) -> None:
     assert session("another", "local[7]") is spark
     assert spark.sparkContext.appName == "strandline-tests"
