@@ -72,8 +72,8 @@ def new_shard_id(env: Env) -> ShardId:
 
 
 def new_part_id(env: Env) -> PartId:
-    """An id that no other call returns."""
-    return PartId("p" + env.token_hex(12))
+    """An id that no other call returns. Ids of one time are neighbours in the state's pages."""
+    return PartId(f"p{max(0, env.now_micros()):014x}" + env.token_hex(6))
 
 
 def new_page_id(env: Env) -> PageId:

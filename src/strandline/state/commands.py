@@ -46,7 +46,8 @@ class TableChange:
     """DDL: the version that shall begin at the commit's time.
 
     `after.valid_from`, `.version` (and `.created` of a new table) are filled in by `decide`.
-    `expected_version` is None for a new table. `dropped` ends the table; `after` is then its last version.
+    `expected_version` is None for a new table. `dropped` ends the table; `after` is then its
+    last version.
     """
 
     after: TableVersion
@@ -127,6 +128,8 @@ class Output:
     part: Part
     time: int
     interval: Interval | None = None
+    moved: bool = False
+    """Whether `part` is an input's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Splits the leaf `leaf` (lower bound `lower`) at each of `points` (ascending, strictly inside).
+    """Splits the leaf `leaf` (lower bound `lower`) at `points`, ascending and strictly inside.
 
     Result: True; False when it is a leaf no longer (split by another). Its references are clipped
     to the new leaves; references whose part has no key in a piece are left out there.

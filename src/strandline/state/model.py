@@ -139,9 +139,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The rows of one part in one key interval belong to the table. Key: (leaf, lower, id).
+    """The rows of one part in one key interval belong to the table.
 
-    L0 references have leaf 0 and sort under lower b""; a leaf's sort under the leaf's lower.
+    Key: (0, b"", id) in L0, (1, the leaf's lower bound, id) in a leaf: the references of
+    neighbouring leaves are neighbours.
     """
 
     id: int
@@ -151,6 +152,14 @@ class Reference:
     part: Part
     time: int
     """Commit time of rows without a `__time`; else the greatest time in the part."""
+
+    @property
+    def place(self) -> Interval:
+        """Where rows of the reference can be: its interval, narrowed to the part's span.
+
+        Empty intersections are never referenced.
+        """
+        return self.interval.intersect(self.part.span) or Interval(self.part.lower, b"")
 
     @property
     def time_max(self) -> int:

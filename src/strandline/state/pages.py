@@ -11,16 +11,31 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from strandline.state.model import Key
 
-__all__ = ["PAGE_ITEMS", "Page", "PageRef", "PagedMap", "PagesNeeded", "Slot"]
+__all__ = ["PAGE_ITEMS", "TOP", "Page", "PageRef", "PagedMap", "PagesNeeded", "Slot"]
 
 PAGE_ITEMS = 1_000
 """Items at which a page in memory is split in two halves."""
 
 V = TypeVar("V")
+
+
+class _Top:
+    """Sorts after everything: `(*prefix, TOP)` is the upper bound of all keys with that prefix."""
+
+    __slots__ = ()
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: object) -> bool:
+        return True
+
+
+TOP = _Top()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +50,10 @@ class PageRef:
     """Bytes of the object."""
 
 
-class PagesNeeded(Exception):  # noqa: N818  a request, not an error
-    """A pure function looked at pages that are not loaded; load and fill them, then call it again."""
+class PagesNeeded(Exception):
+    """A pure function looked at pages that are not loaded: fill them, then call it again."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, slots: list[Slot[Any]]) -> None:
         super().__init__(f"{len(slots)} pages of state have to be loaded")
         self.slots = slots
 
@@ -128,7 +143,7 @@ class PagedMap(Generic[V]):
     @classmethod
     def stored(cls, refs: Iterable[PageRef]) -> PagedMap[V]:
         """A map whose pages are in Blob."""
-        slots = tuple(Slot(ref.first, None, ref) for ref in refs)
+        slots: tuple[Slot[V], ...] = tuple(Slot(ref.first, None, ref) for ref in refs)
         return cls(slots) if slots else cls.of()
 
     def get(self, key: Key) -> V | None:
@@ -164,11 +179,7 @@ class PagedMap(Generic[V]):
 
     def prefix(self, prefix: Key) -> Iterator[tuple[Key, V]]:
         """Items whose keys begin with `prefix`, ascending."""
-        length = len(prefix)
-        for key, value in self.range(prefix):
-            if key[:length] != prefix:
-                return
-            yield key, value
+        return self.range(prefix, (*prefix, TOP))
 
     def count(self, lower: Key = (), upper: Key | None = None) -> int:
         """How many items `range` would give, without looking at each."""

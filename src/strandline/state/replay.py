@@ -44,7 +44,7 @@ class State:
     @property
     def meta(self) -> Meta:
         found = self.maps["meta"].get(())
-        return Meta() if found is None else cast(Meta, found)
+        return Meta() if found is None else cast("Meta", found)
 
     @property
     def sessions(self) -> PagedMap[Session]:

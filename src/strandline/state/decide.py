@@ -1,0 +1,442 @@
+"""The transitions of a shard's state: a table of small pure functions, one per command.
+
+`decide(state, command, author)` says what a command changes and what its caller learns. It may be
+called many times for one command, on newer and newer states; only the diffs of the last time,
+the one whose record got into the log, count. It raises `PagesNeeded` where it looks at pages that
+are not loaded, and the errors named at the command where the command is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from strandline.errors import (
+    Fenced,
+    TransactionConflict,
+    UnknownTable,
+    UpperMismatch,
+    UsageError,
+)
+from strandline.state.commands import (
+    AdvanceUpper,
+    Apply,
+    ApplyResult,
+    CloseSession,
+    Command,
+    Commit,
+    CommitResult,
+    Compact,
+    Output,
+    Split,
+    TableChange,
+    Tidy,
+    Write,
+)
+from strandline.state.model import (
+    EVERYTHING,
+    L0,
+    Dead,
+    Diff,
+    Entry,
+    Interval,
+    Key,
+    Leaf,
+    Meta,
+    Part,
+    PartUse,
+    Progress,
+    Reference,
+    Session,
+    TableVersion,
+    TokenWindow,
+)
+from strandline.state.pages import TOP
+from strandline.state.replay import State
+
+__all__ = ["TOKEN_WINDOW", "Author", "Decision", "current_table", "decide"]
+
+TOKEN_WINDOW = 64
+"""Results kept per token scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who submits a command. `first`: no record of this shard is the session's yet."""
+
+    session: str
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a record would change and what the caller learns. Without diffs nothing is written."""
+
+    diffs: tuple[Diff, ...]
+    result: Any
+
+
+def decide(state: State, command: Command, author: Author) -> Decision:
+    """What `command` does to `state`. Pure."""
+    diffs, result = _TRANSITIONS[type(command)](state, command, author)
+    if not diffs:
+        return Decision((), result)
+    return Decision((*diffs, *_signed(state, command, author)), result)
+
+
+# --- the author
+
+
+def _signed(state: State, command: Command, author: Author) -> list[Diff]:
+    """The session's count goes up by one with each record; a session that ended stays ended."""
+    session = state.sessions.get((author.session,))
+    if session is None:
+        if not author.first:
+            raise Fenced(
+                f"session {author.session} was ended by somebody else; open the database again"
+            )
+        session = Session(count=0, opened=state.seqno + 1)
+    if isinstance(command, CloseSession):
+        return []
+    return [Diff("sessions", (author.session,), replace(session, count=session.count + 1))]
+
+
+def _close_session(state: State, _: CloseSession, author: Author) -> _Changes:
+    if state.sessions.get((author.session,)) is None:
+        return [], True
+    return [Diff("sessions", (author.session,), None)], True
+
+
+# --- the txns shard
+
+
+def current_table(state: State, table: str) -> TableVersion | None:
+    """The newest version of the table with that id if it was not dropped."""
+    found = state.tables.floor((table, TOP))
+    if found is None or found[0][0] != table or found[1].valid_until is not None:
+        return None
+    return found[1]
+
+
+def _commit(state: State, command: Commit, author: Author) -> _Changes:
+    meta = state.meta
+    # Token first: what was committed stays committed, whatever has happened since.
+    if command.token is not None:
+        known = _known_token(state, command.token)
+        if known is not None:
+            return [], CommitResult(known, repeated=True)
+    if meta.upper is None:
+        raise UsageError("the database is finished: its upper is the empty frontier")
+    time = max(command.clock, meta.upper, command.at_least)
+    diffs: list[Diff] = []
+    created = {change.after.table for change in command.changes if change.expected_version is None}
+    for change in command.changes:
+        diffs += _change_table(state, change, time)
+    _check_names(state, command.changes)
+    for ordinal, write in enumerate(command.writes):
+        if write.table not in created:
+            _check_write(state, write)
+        entry = Entry(write.table, time, ordinal, author.session, write.batch)
+        diffs.append(Diff("entries", (write.table, time, ordinal), entry))
+    diffs += _tidied(state, command.tidies)[0]
+    if command.token is not None:
+        diffs.append(_remember_token(state, command.token, time))
+    diffs.append(Diff("meta", (), replace(meta, upper=time + 1)))
+    return diffs, CommitResult(time)
+
+
+def _known_token(state: State, token: tuple[str, int]) -> int | None:
+    """The commit time of the token; None if it is new. Everything else is refused."""
+    scope, number = token
+    window = state.tokens.get((scope,))
+    if window is None or number > window.highest:
+        return None
+    for known, time in window.results:
+        if known == number:
+            return time
+    # ◆ A number that was passed and is not in the window is neither success nor new.
+    raise UsageError(
+        f"token ({scope!r}, {number}) was passed: the scope is at {window.highest} and keeps the "
+        f"results of its last {TOKEN_WINDOW} commits; numbers of one scope have to grow"
+    )
+
+
+def _remember_token(state: State, token: tuple[str, int], time: int) -> Diff:
+    scope, number = token
+    window = state.tokens.get((scope,))
+    before = () if window is None else window.results
+    return Diff(
+        "tokens", (scope,), TokenWindow(number, (*before, (number, time))[-TOKEN_WINDOW:])
+    )
+
+
+def _check_write(state: State, write: Write) -> None:
+    table = current_table(state, write.table)
+    if table is None:
+        raise UnknownTable(f"the table {write.table} was dropped; nothing was written")
+    if write.unchanged_since is None:
+        return
+    since = write.unchanged_since
+    progress = state.tidied.get((write.table,))
+    if progress is not None and progress.tidied_through >= since:
+        raise _changed(table)
+    newest = state.entries.floor((write.table, TOP))
+    if newest is not None and newest[0][0] == write.table and newest[1].time >= since:
+        raise _changed(table)
+
+
+def _changed(table: TableVersion) -> TransactionConflict:
+    return TransactionConflict(
+        f"table {table.name!r} was changed by another commit while this one was computed; "
+        "nothing was written, try again"
+    )
+
+
+def _change_table(state: State, change: TableChange, time: int) -> list[Diff]:
+    after = change.after
+    if change.expected_version is None:
+        new = replace(after, version=1, valid_from=time, valid_until=None, created=time)
+        return [Diff("tables", (after.table, 1), new)]
+    now = current_table(state, after.table)
+    if now is None:
+        raise UnknownTable(f"the table {after.name!r} was dropped; nothing was changed")
+    if now.version != change.expected_version:
+        raise TransactionConflict(
+            f"table {now.name!r} was altered by another commit; nothing was changed, try again"
+        )
+    ended = Diff("tables", (now.table, now.version), replace(now, valid_until=time))
+    if change.dropped:
+        return [ended]
+    version = now.version + 1
+    new = replace(after, version=version, valid_from=time, valid_until=None, created=now.created)
+    return [ended, Diff("tables", (now.table, version), new)]
+
+
+def _check_names(state: State, changes: tuple[TableChange, ...]) -> None:
+    """No two tables may have names that differ only in case: SQL engines confuse them."""
+    if not changes:
+        return
+    names = {
+        version.table: version.name
+        for _, version in state.tables.range()
+        if version.valid_until is None
+    }
+    for change in changes:
+        if change.dropped:
+            names.pop(change.after.table, None)
+        else:
+            names[change.after.table] = change.after.name
+    taken: dict[str, str] = {}
+    for table, name in names.items():
+        other = taken.setdefault(name.casefold(), table)
+        if other != table:
+            raise UsageError(
+                f"there is a table {names[other]!r} already; names that differ only in case are "
+                "one name to SQL engines: choose another or drop that table first"
+            )
+
+
+def _tidy(state: State, command: Tidy, _: Author) -> _Changes:
+    return _tidied(state, command.entries)
+
+
+def _tidied(state: State, keys: tuple[Key, ...]) -> _Changes:
+    diffs: list[Diff] = []
+    through: dict[str, int] = {}
+    for key in keys:
+        if state.entries.get(key) is None:
+            continue
+        table, time, _ = key
+        diffs.append(Diff("entries", key, None))
+        through[table] = max(through.get(table, -1), time)
+    count = len(diffs)
+    for table, time in through.items():
+        before = state.tidied.get((table,))
+        if before is None or before.tidied_through < time:
+            diffs.append(Diff("tidied", (table,), Progress(time)))
+    return diffs, count
+
+
+# --- a data shard
+
+
+def _apply(state: State, command: Apply, _: Author) -> _Changes:
+    meta = state.meta
+    if meta.upper != command.expected_upper:
+        raise UpperMismatch(
+            f"the shard's upper is {meta.upper}, not {command.expected_upper}: another was first",
+            meta.upper,
+        )
+    if command.new_upper <= command.expected_upper:
+        raise UsageError(f"apply from {command.expected_upper} to {command.new_upper}: no progress")
+    change = _References(state)
+    for time, part in command.parts:
+        if not command.expected_upper <= time < command.new_upper:
+            raise UsageError(f"part {part.key} at {time} is outside of the times that are applied")
+        if state.parts.get((part.key,)) is not None:
+            raise UsageError(f"part {part.key} is in the shard already and cannot be added twice")
+        leaf = _leaf_of(state, part.span)
+        if leaf is None:
+            change.add(L0, b"", EVERYTHING, part, time)
+        else:
+            change.add(leaf.id, leaf.interval.lower, leaf.interval, part, time)
+    diffs = change.diffs(replace(meta, upper=command.new_upper))
+    return diffs, ApplyResult(command.new_upper)
+
+
+def _leaf_of(state: State, span: Interval) -> Leaf | None:
+    """The leaf that contains all of the span."""
+    found = state.leaves.floor((span.lower,))
+    if found is None:
+        return None
+    leaf = found[1]
+    return leaf if leaf.interval.intersect(span) == span else None
+
+
+def _advance_upper(state: State, command: AdvanceUpper, _: Author) -> _Changes:
+    meta = state.meta
+    if meta.upper is None or meta.upper >= command.upper:
+        return [], meta.upper
+    return [Diff("meta", (), replace(meta, upper=command.upper))], command.upper
+
+
+def _compact(state: State, command: Compact, _: Author) -> _Changes:
+    meta = state.meta
+    inputs = [state.references.get(key) for key in command.inputs]
+    if meta.upper is not None and command.since >= max(meta.upper, 1):
+        raise UsageError(f"since may not go to {command.since}, beyond the upper {meta.upper}")
+    if None in inputs or not all(_is_leaf(state, output) for output in command.outputs):
+        return _discarded(state, command), False
+    change = _References(state)
+    for key in command.inputs:
+        change.remove(key)
+    for output in command.outputs:
+        whole = EVERYTHING if output.leaf == L0 else _leaf_at(state, output).interval
+        interval = whole if output.interval is None else output.interval
+        change.add(output.leaf, output.leaf_lower, interval, output.part, output.time)
+    since = meta.since if meta.since is None else max(meta.since, command.since)
+    return change.diffs(replace(meta, since=since)), True
+
+
+def _leaf_at(state: State, output: Output) -> Leaf:
+    leaf = state.leaves.get((output.leaf_lower,))
+    if leaf is None:  # _is_leaf was asked before
+        raise AssertionError(f"no leaf begins at {output.leaf_lower!r}")
+    return leaf
+
+
+def _is_leaf(state: State, output: Output) -> bool:
+    if output.leaf == L0:
+        return True
+    leaf = state.leaves.get((output.leaf_lower,))
+    return leaf is not None and leaf.id == output.leaf
+
+
+def _discarded(state: State, command: Compact) -> list[Diff]:
+    """The outputs of a compaction that came too late: dead objects, for vacuum to remove."""
+    seqno = state.seqno + 1
+    written = {output.part.key: output.part for output in command.outputs if not output.moved}
+    return [
+        Diff("dead", (seqno, key), Dead(key, seqno, seqno, part.size))
+        for key, part in written.items()
+    ]
+
+
+def _split(state: State, command: Split, _: Author) -> _Changes:
+    leaf = state.leaves.get((command.lower,))
+    if leaf is None or leaf.id != command.leaf:
+        return [], False
+    bounds = _bounds(leaf, command.points)
+    change = _References(state)
+    meta = state.meta
+    diffs: list[Diff] = []
+    pieces: list[Leaf] = []
+    for number, (lower, upper) in enumerate(pairwise(bounds)):
+        piece = Leaf(meta.leaves + 1 + number, Interval(lower or b"", upper), leaf.id)
+        pieces.append(piece)
+        diffs.append(Diff("leaves", (piece.interval.lower,), piece))
+    for key, reference in state.references.prefix((1, command.lower)):
+        change.remove(key)
+        for piece in pieces:
+            clipped = reference.interval.intersect(piece.interval)
+            if clipped is not None and clipped.intersect(reference.part.span) is not None:
+                change.add(piece.id, piece.interval.lower, clipped, reference.part, reference.time)
+    diffs += change.diffs(replace(meta, leaves=meta.leaves + len(pieces)))
+    return diffs, True
+
+
+def _bounds(leaf: Leaf, points: tuple[bytes, ...]) -> list[bytes | None]:
+    lower, upper = leaf.interval
+    bounds: list[bytes | None] = [lower]
+    for point in points:
+        before = bounds[-1] or b""
+        if point <= before or (upper is not None and point >= upper):
+            raise UsageError(
+                f"split point {point.hex()} of leaf {leaf.id} is not strictly inside what is left "
+                "of it; give the points in ascending order"
+            )
+        bounds.append(point)
+    if not points:
+        raise UsageError(f"a split of leaf {leaf.id} needs at least one point")
+    return [*bounds, upper]
+
+
+class _References:
+    """Gathers changes of references and keeps the parts' counts and the dead objects in step."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._seqno = state.seqno + 1
+        self._made = state.meta.references
+        self._diffs: list[Diff] = []
+        self._counts: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+
+    def add(self, leaf: int, leaf_lower: bytes, interval: Interval, part: Part, time: int) -> None:
+        self._made += 1
+        reference = Reference(self._made, leaf, interval, part, time)
+        key = (0, b"", self._made) if leaf == L0 else (1, leaf_lower, self._made)
+        self._diffs.append(Diff("references", key, reference))
+        self._count(part, 1)
+
+    def remove(self, key: Key) -> None:
+        reference = self._state.references.get(key)
+        if reference is None:  # callers look before they remove
+            raise AssertionError(f"no reference {key!r} to remove")
+        self._diffs.append(Diff("references", key, None))
+        self._count(reference.part, -1)
+
+    def _count(self, part: Part, change: int) -> None:
+        self._counts[part.key] = self._counts.get(part.key, 0) + change
+        self._sizes[part.key] = part.size
+
+    def diffs(self, meta: Meta) -> list[Diff]:
+        """All diffs, with the meta that they leave behind."""
+        diffs = self._diffs
+        for key, change in self._counts.items():
+            if change == 0:
+                continue
+            use = self._state.parts.get((key,)) or PartUse(0, self._seqno)
+            count = use.references + change
+            if count > 0:
+                diffs.append(Diff("parts", (key,), replace(use, references=count)))
+                continue
+            diffs.append(Diff("parts", (key,), None))
+            dead = Dead(key, use.born, self._seqno, self._sizes[key])
+            diffs.append(Diff("dead", (self._seqno, key), dead))
+        return [*diffs, Diff("meta", (), replace(meta, references=self._made))]
+
+
+_Changes = tuple[list[Diff], Any]
+
+_TRANSITIONS: dict[type, Callable[[State, Any, Author], _Changes]] = {
+    AdvanceUpper: _advance_upper,
+    Apply: _apply,
+    CloseSession: _close_session,
+    Commit: _commit,
+    Compact: _compact,
+    Split: _split,
+    Tidy: _tidy,
+}

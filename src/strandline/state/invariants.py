@@ -1,0 +1,128 @@
+"""What holds in every state of a shard, as named predicates.
+
+Tests and the simulator check them before every compare-and-set and after every replay; `verify`
+reports them. Each predicate yields the ways in which a state breaks it. They look at every page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from strandline.state.model import L0, TableVersion
+from strandline.state.replay import State
+
+__all__ = ["INVARIANTS", "broken"]
+
+
+def broken(state: State) -> list[str]:
+    """Every violation in `state`, each with the name of its predicate; empty when all hold."""
+    return [f"{name}: {text}" for name, check in INVARIANTS.items() for text in check(state)]
+
+
+def leaves_cover_the_key_space(state: State) -> Iterator[str]:
+    leaves = [leaf for _, leaf in state.leaves.range()]
+    if not leaves or leaves[0].interval.lower != b"":
+        yield "no leaf begins at the least key"
+        return
+    for left, right in pairwise(leaves):
+        if left.interval.upper != right.interval.lower:
+            yield f"leaf {left.id} ends at {left.interval.upper!r}, {right.id} begins elsewhere"
+    if leaves[-1].interval.upper is not None:
+        yield f"the last leaf {leaves[-1].id} has an end"
+
+
+def leaf_ids_are_unique(state: State) -> Iterator[str]:
+    counts = Counter(leaf.id for _, leaf in state.leaves.range())
+    yield from (f"leaf id {leaf} is used {n} times" for leaf, n in counts.items() if n > 1)
+    yield from (f"leaf id {leaf} was never given" for leaf in counts if leaf > state.meta.leaves)
+
+
+def references_lie_in_their_leaf(state: State) -> Iterator[str]:
+    for key, reference in state.references.range():
+        if reference.interval.intersect(reference.part.span) is None:
+            yield f"reference {reference.id} has no key of {reference.part.key}"
+        if reference.leaf == L0:
+            if key != (0, b"", reference.id):
+                yield f"reference {reference.id} of L0 is kept at {key!r}"
+            continue
+        leaf = state.leaves.get((key[1],))
+        if leaf is None or leaf.id != reference.leaf:
+            yield f"reference {reference.id} is in leaf {reference.leaf}, which is none"
+        elif leaf.interval.intersect(reference.interval) != reference.interval:
+            yield f"reference {reference.id} reaches out of leaf {leaf.id}"
+
+
+def parts_are_counted(state: State) -> Iterator[str]:
+    counts = Counter(reference.part.key for _, reference in state.references.range())
+    known = {key[0]: use.references for key, use in state.parts.range()}
+    for part in sorted(counts.keys() | known.keys()):
+        if counts.get(part, 0) != known.get(part, 0):
+            yield f"{part} has {counts.get(part, 0)} references, {known.get(part, 0)} are counted"
+
+
+def dead_objects_are_not_referenced(state: State) -> Iterator[str]:
+    for _, dead in state.dead.range():
+        if state.parts.get((dead.key,)) is not None:
+            yield f"{dead.key} is dead and referenced"
+        if dead.dead > state.seqno or dead.born > dead.dead:
+            yield f"{dead.key} lived from {dead.born} to {dead.dead}, the state is {state.seqno}"
+
+
+def frontiers_are_ordered(state: State) -> Iterator[str]:
+    meta = state.meta
+    if meta.upper is not None and meta.since is not None and meta.since > max(meta.upper - 1, 0):
+        yield f"since {meta.since} is beyond upper {meta.upper}"
+
+
+def references_are_below_upper(state: State) -> Iterator[str]:
+    upper = state.meta.upper
+    for _, reference in state.references.range():
+        if upper is not None and reference.time_max >= upper:
+            yield f"reference {reference.id} has rows at {reference.time_max}, upper is {upper}"
+        if reference.id > state.meta.references:
+            yield f"reference id {reference.id} was never given"
+
+
+def entries_are_committed_times(state: State) -> Iterator[str]:
+    upper = state.meta.upper
+    for key, entry in state.entries.range():
+        if key != (entry.table, entry.time, entry.ordinal):
+            yield f"an entry of {entry.table} is kept at {key!r}"
+        if upper is not None and entry.time >= upper:
+            yield f"an entry of {entry.table} is at {entry.time}, upper is {upper}"
+
+
+def names_are_unique_at_every_time(state: State) -> Iterator[str]:
+    names: dict[str, list[TableVersion]] = {}
+    for _, version in state.tables.range():
+        names.setdefault(version.name.casefold(), []).append(version)
+    for name, versions in names.items():
+        for left, right in pairwise(sorted(versions, key=lambda v: v.valid_from)):
+            if left.valid_until is None or left.valid_until > right.valid_from:
+                yield f"the name {name!r} means {left.table} and {right.table} at once"
+
+
+def versions_follow_one_another(state: State) -> Iterator[str]:
+    versions = [version for _, version in state.tables.range()]
+    for left, right in pairwise(versions):
+        if left.table == right.table and left.valid_until != right.valid_from:
+            yield f"versions {left.version} and {right.version} of {left.table} leave a gap"
+
+
+INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
+    check.__name__.replace("_", "-"): check
+    for check in (
+        leaves_cover_the_key_space,
+        leaf_ids_are_unique,
+        references_lie_in_their_leaf,
+        parts_are_counted,
+        dead_objects_are_not_referenced,
+        frontiers_are_ordered,
+        references_are_below_upper,
+        entries_are_committed_times,
+        names_are_unique_at_every_time,
+        versions_follow_one_another,
+    )
+}
