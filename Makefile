@@ -55,10 +55,13 @@ lint: $(STAMP) ## ruff: rules and format
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy
 
-# pytest comes last, so that its closing line is the last one printed.
+# Everything runs, whatever fails before it; pytest last, so that its closing line is the last.
 .PHONY: test
-test: lint types ## lint, types and all quick tests, within 10 minutes on 2 cores
-	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+test: $(STAMP) ## lint, types and all quick tests, within 10 minutes on 2 cores
+	@status=0; \
+	$(MAKE) --keep-going lint types || status=1; \
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS) || status=1; \
+	exit $$status
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## the tests that are too long for `make test`
