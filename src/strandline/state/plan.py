@@ -127,7 +127,8 @@ def _leaves_at(state: State, interval: Interval) -> Iterator[Leaf]:
     after = first[1].interval.upper
     if after is None or (interval.upper is not None and interval.upper <= after):
         return
-    for _, leaf in state.leaves.range((after,), interval.upper and (interval.upper,)):
+    end = None if interval.upper is None else (interval.upper,)
+    for _, leaf in state.leaves.range((after,), end):
         yield leaf
 
 
@@ -219,7 +220,11 @@ def _cut(keys: list[Key], parts_max: int) -> list[list[Key]]:
     return [group for group in groups if len(group) > 1]
 
 
-_STRATEGIES: dict[str, Callable[..., list[list[Key]]]] = {"size-ratio": size_ratio, "basic": basic, "full": full}
+_STRATEGIES: dict[str, Callable[..., list[list[Key]]]] = {
+    "size-ratio": size_ratio,
+    "basic": basic,
+    "full": full,
+}
 STRATEGIES = tuple(sorted(_STRATEGIES))
 
 
