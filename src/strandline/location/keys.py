@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strandline.errors import UsageError
 
-__all__ = ["KEY_BYTES_MAX", "check_key", "range_of"]
+__all__ = ["KEY_BYTES_MAX", "check_key", "is_key", "range_of"]
 
 KEY_BYTES_MAX = 1_024
 """S3's limit, the tightest of the object stores."""
@@ -32,6 +32,15 @@ def check_key(key: str) -> str:
             f"{key!r} is not a key: its segments may neither be empty nor begin with a dot"
         )
     return key
+
+
+def is_key(text: str) -> bool:
+    """Whether `check_key` would accept it."""
+    try:
+        check_key(text)
+    except UsageError:
+        return False
+    return True
 
 
 def range_of(size: int, start: int, length: int) -> tuple[int, int]:
