@@ -1,0 +1,337 @@
+"""State as bytes: records of the log, pages, rollup manifests, and batches between processes.
+
+`strandline.proto` says what is stored; here are the header, the checksum and the way between
+messages and the values of `strandline.state.model`. Whatever is not exactly what was written is
+refused: `UsageError` when it was written in a newer format, `Corruption` naming the object for
+everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from strandline.errors import Corruption, UsageError
+from strandline.state import strandline_pb2 as pb
+from strandline.state.messages import (
+    COLLECTIONS,
+    NAMES,
+    get_batch,
+    get_key,
+    get_rollup,
+    put_batch,
+    put_key,
+    put_rollup,
+)
+from strandline.state.model import FORMAT, Batch, Diff, Key, Rollup, Value
+from strandline.state.pages import Page, PageRef
+
+__all__ = [
+    "LogRecord",
+    "Manifest",
+    "decode_batch",
+    "decode_page",
+    "decode_record",
+    "decode_rollup",
+    "encode_batch",
+    "encode_item",
+    "encode_page",
+    "encode_record",
+    "encode_rollup",
+    "record_hash",
+    "seal_page",
+]
+
+_HEADER = struct.Struct("<4sII")
+_SIGNED = struct.Struct("<4sI")
+_RECORD = b"SLrc"
+_PAGE = b"SLpg"
+_ROLLUP = b"SLru"
+_BATCH = b"SLbt"
+_WORDS = {_RECORD: "record", _PAGE: "page of state", _ROLLUP: "rollup", _BATCH: "batch"}
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One record of a shard's log. (session, count) is its id."""
+
+    shard: str
+    seqno: int
+    session: str
+    count: int
+    predecessor: bytes
+    """Hash of the record before it (`record_hash`); 32 zero bytes in the first."""
+    command: str
+    """The command's name, for people."""
+    note: str
+    rollup: Rollup | None
+    """The newest rollup when it was written."""
+    diffs: tuple[Diff, ...]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A rollup: per collection its pages, as references or, while it is small, as one page."""
+
+    shard: str
+    key: str
+    """The object's own key in Blob."""
+    seqno: int
+    hash: bytes
+    """Hash of the record with that seqno."""
+    pages: Mapping[str, tuple[PageRef, ...] | Page[Any]]
+    """Collections that are not here are empty."""
+
+
+def record_hash(data: bytes) -> bytes:
+    """SHA-256 of a whole encoded record: what its successor names."""
+    return hashlib.sha256(data).digest()
+
+
+# --- the header
+
+
+def _seal(magic: bytes, payload: bytes, version: int = FORMAT) -> bytes:
+    signed = _SIGNED.pack(magic, version)
+    return signed + zlib.crc32(payload, zlib.crc32(signed)).to_bytes(4, "little") + payload
+
+
+def _open(magic: bytes, data: bytes, object_name: str, message: type[M]) -> M:
+    """The message in sealed bytes. Checksum first: a flipped bit must not look like a version."""
+    what = _WORDS[magic]
+    if len(data) < _HEADER.size:
+        raise Corruption(
+            f"{object_name} is no {what}: it has {len(data)} bytes, fewer than a header",
+            object=object_name,
+        )
+    found, version, crc = _HEADER.unpack_from(data)
+    if found != magic:
+        other = _WORDS.get(found)
+        raise Corruption(
+            f"{object_name} is no {what}: "
+            + (f"it is a {other}" if other else f"it begins with {found.hex()}"),
+            object=object_name,
+        )
+    payload = memoryview(data)[_HEADER.size :]
+    if zlib.crc32(payload, zlib.crc32(data[: _SIGNED.size])) != crc:
+        raise Corruption(
+            f"{object_name} is damaged: the checksum of its {len(data)} bytes does not fit",
+            object=object_name,
+        )
+    if version > FORMAT:
+        raise UsageError(
+            f"{object_name} was written by a newer Strandline, format {version}; this one reads "
+            f"up to format {FORMAT}: upgrade"
+        )
+    try:
+        return message.FromString(payload.tobytes())
+    except DecodeError as error:
+        raise Corruption(
+            f"{object_name} is no {what}: its bytes are intact but are no message ({error})",
+            object=object_name,
+        ) from error
+
+
+# --- records
+
+
+def encode_record(record: LogRecord) -> bytes:
+    """A record with header and checksum. Its format is always the newest."""
+    message = pb.Record(
+        shard=record.shard,
+        seqno=record.seqno,
+        session=record.session,
+        count=record.count,
+        predecessor=record.predecessor,
+        command=record.command,
+        note=record.note,
+    )
+    if record.rollup is not None:
+        put_rollup(message.rollup, record.rollup)
+    add = message.diffs.add
+    for collection, key, after in record.diffs:
+        how = COLLECTIONS[collection]
+        item = add(collection=how.number)
+        if how.key:
+            put_key(item.key, how.key, key)
+        if after is not None:
+            how.put(item, after, key)
+    return _seal(_RECORD, message.SerializeToString())
+
+
+def decode_record(data: bytes, object_name: str) -> LogRecord:
+    """The inverse of `encode_record`. Whether it is the right record is the caller's to check."""
+    message = _open(_RECORD, data, object_name, pb.Record)
+    return LogRecord(
+        message.shard,
+        message.seqno,
+        message.session,
+        message.count,
+        message.predecessor,
+        message.command,
+        message.note,
+        get_rollup(message.rollup) if message.HasField("rollup") else None,
+        tuple([_diff(item, object_name) for item in message.diffs]),
+        _HEADER.unpack_from(data)[1],
+    )
+
+
+def _diff(item: pb.Item, object_name: str) -> Diff:
+    name = NAMES.get(item.collection)
+    if name is None:
+        raise _unknown(object_name, item.collection)
+    how = COLLECTIONS[name]
+    key = get_key(item.key, how.key)
+    field = item.WhichOneof("value")
+    if field is None:
+        return Diff(name, key, None)
+    if field != how.field:
+        raise _foreign(object_name, name, field)
+    return Diff(name, key, how.get(item, key))
+
+
+def _unknown(object_name: str, collection: int) -> Corruption:
+    return Corruption(
+        f"{object_name} names a collection {collection} that there is not", object=object_name
+    )
+
+
+def _foreign(object_name: str, name: str, field: str | None) -> Corruption:
+    return Corruption(
+        f"{object_name} has a value of the kind {field} in the collection {name}",
+        object=object_name,
+    )
+
+
+# --- pages
+
+
+def encode_item(collection: str, key: Key, value: Value) -> bytes:
+    """One item of a page, for `seal_page`."""
+    how = COLLECTIONS[collection]
+    item = pb.Item()
+    if how.key:
+        put_key(item.key, how.key, key)
+    how.put(item, value, key)
+    return item.SerializeToString()
+
+
+def seal_page(collection: str, shard: str, key: str, items: Iterable[bytes]) -> bytes:
+    """A page as an object of that key, from `encode_item`s in ascending order of their keys."""
+    number = COLLECTIONS[collection].number
+    message = pb.Page(collection=number, key=key, shard=shard, items=items)
+    return _seal(_PAGE, message.SerializeToString())
+
+
+def encode_page(collection: str, shard: str, key: str, page: Page[Any]) -> bytes:
+    """A page as an object of that key."""
+    items = [encode_item(collection, item, page.items[item]) for item in page.order]
+    return seal_page(collection, shard, key, items)
+
+
+def decode_page(collection: str, shard: str, data: bytes, object_name: str) -> Page[Any]:
+    """The page of `collection` that was stored under the key `object_name`."""
+    message = _open(_PAGE, data, object_name, pb.Page)
+    said = (NAMES.get(message.collection), message.shard, message.key)
+    if said != (collection, shard, object_name):
+        raise Corruption(
+            f"{object_name} is another page than its key says: {said[0]} of shard {said[1]}, "
+            f"stored as {said[2]}, where {collection} of shard {shard} was expected",
+            object=object_name,
+        )
+    return _get_page(collection, message, object_name)
+
+
+def _get_page(collection: str, message: pb.Page, object_name: str) -> Page[Any]:
+    how = COLLECTIONS[collection]
+    fields, field, get = how.key, how.field, how.get
+    items: dict[Key, Any] = {}
+    try:
+        for data in message.items:
+            item = pb.Item.FromString(data)
+            if not item.HasField(field):
+                raise _foreign(object_name, collection, item.WhichOneof("value"))
+            key = get_key(item.key, fields)
+            items[key] = get(item, key)
+    except DecodeError as error:
+        raise Corruption(
+            f"{object_name} has an item that is no message", object=object_name
+        ) from error
+    return Page(items, list(items))
+
+
+# --- rollups
+
+
+def encode_rollup(manifest: Manifest) -> bytes:
+    """A manifest as an object."""
+    message = pb.Manifest(
+        shard=manifest.shard, key=manifest.key, seqno=manifest.seqno, hash=manifest.hash
+    )
+    for name, pages in manifest.pages.items():
+        how = COLLECTIONS[name]
+        stored = message.collections.add(collection=how.number)
+        if isinstance(pages, Page):
+            stored.inline.collection = how.number
+            stored.inline.items.extend(
+                [encode_item(name, key, pages.items[key]) for key in pages.order]
+            )
+            continue
+        for ref in pages:
+            page = stored.pages.add(key=ref.key, items=ref.items, size=ref.size)
+            if ref.first:
+                put_key(page.first, how.key, ref.first)
+    return _seal(_ROLLUP, message.SerializeToString())
+
+
+def decode_rollup(data: bytes, object_name: str) -> Manifest:
+    """The manifest that was stored under the key `object_name`."""
+    message = _open(_ROLLUP, data, object_name, pb.Manifest)
+    if message.key != object_name:
+        raise Corruption(
+            f"{object_name} is another rollup than its key says: it was stored as {message.key}",
+            object=object_name,
+        )
+    pages: dict[str, tuple[PageRef, ...] | Page[Any]] = {}
+    for stored in message.collections:
+        name = NAMES.get(stored.collection)
+        if name is None:
+            raise _unknown(object_name, stored.collection)
+        if stored.HasField("inline"):
+            pages[name] = _get_page(name, stored.inline, object_name)
+        else:
+            fields = COLLECTIONS[name].key
+            pages[name] = tuple(
+                PageRef(
+                    page.key,
+                    get_key(page.first, fields) if page.HasField("first") else (),
+                    page.items,
+                    page.size,
+                )
+                for page in stored.pages
+            )
+    return Manifest(message.shard, message.key, message.seqno, message.hash, pages)
+
+
+# --- batches
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """A batch for another process."""
+    message = pb.Batch()
+    put_batch(message, batch)
+    return _seal(_BATCH, message.SerializeToString())
+
+
+def decode_batch(data: bytes, object_name: str = "a batch from another process") -> Batch:
+    """The inverse of `encode_batch`."""
+    return get_batch(_open(_BATCH, data, object_name, pb.Batch))
