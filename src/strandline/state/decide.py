@@ -8,7 +8,7 @@ are not loaded, and the errors named at the command where the command is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -80,6 +80,8 @@ class Decision:
 
 def decide(state: State, command: Command, author: Author) -> Decision:
     """What `command` does to `state`. Pure."""
+    if not isinstance(command, _SAY_WHEN_FENCED):
+        _check_session(state, author)
     diffs, result = _TRANSITIONS[type(command)](state, command, author)
     if not diffs:
         return Decision((), result)
@@ -89,17 +91,21 @@ def decide(state: State, command: Command, author: Author) -> Decision:
 # --- the author
 
 
+def _check_session(state: State, author: Author) -> None:
+    """A session that ended stays ended."""
+    if not author.first and state.sessions.get((author.session,)) is None:
+        raise Fenced(
+            f"session {author.session} was ended by somebody else; open the database again"
+        )
+
+
 def _signed(state: State, command: Command, author: Author) -> list[Diff]:
-    """The session's count goes up by one with each record; a session that ended stays ended."""
-    session = state.sessions.get((author.session,))
-    if session is None:
-        if not author.first:
-            raise Fenced(
-                f"session {author.session} was ended by somebody else; open the database again"
-            )
-        session = Session(count=0, opened=state.seqno + 1)
+    """The session's count goes up by one with each record; its first record registers it."""
     if isinstance(command, CloseSession):
         return []
+    session = state.sessions.get((author.session,))
+    if session is None:
+        session = Session(count=0, opened=state.seqno + 1)
     return [Diff("sessions", (author.session,), replace(session, count=session.count + 1))]
 
 
@@ -129,15 +135,15 @@ def _commit(state: State, command: Commit, author: Author) -> _Changes:
             return [], CommitResult(known, repeated=True)
     if meta.upper is None:
         raise UsageError("the database is finished: its upper is the empty frontier")
+    _check_session(state, author)
     time = max(command.clock, meta.upper, command.at_least)
     diffs: list[Diff] = []
-    created = {change.after.table for change in command.changes if change.expected_version is None}
+    changes = _one_per_table(command.changes)
     for change in command.changes:
         diffs += _change_table(state, change, time)
     _check_names(state, command.changes)
     for ordinal, write in enumerate(command.writes):
-        if write.table not in created:
-            _check_write(state, write)
+        _check_write(state, write, changes.get(write.table))
         entry = Entry(write.table, time, ordinal, author.session, write.batch)
         diffs.append(Diff("entries", (write.table, time, ordinal), entry))
     diffs += _tidied(state, command.tidies)[0]
@@ -167,14 +173,15 @@ def _remember_token(state: State, token: tuple[str, int], time: int) -> Diff:
     scope, number = token
     window = state.tokens.get((scope,))
     before = () if window is None else window.results
-    return Diff(
-        "tokens", (scope,), TokenWindow(number, (*before, (number, time))[-TOKEN_WINDOW:])
-    )
+    return Diff("tokens", (scope,), TokenWindow(number, (*before, (number, time))[-TOKEN_WINDOW:]))
 
 
-def _check_write(state: State, write: Write) -> None:
+def _check_write(state: State, write: Write, change: TableChange | None) -> None:
+    """`change` is what the same commit does to the table."""
+    if change is not None and change.expected_version is None:
+        return
     table = current_table(state, write.table)
-    if table is None:
+    if table is None or (change is not None and change.dropped):
         raise UnknownTable(f"the table {write.table} was dropped; nothing was written")
     if write.unchanged_since is None:
         return
@@ -194,9 +201,21 @@ def _changed(table: TableVersion) -> TransactionConflict:
     )
 
 
+def _one_per_table(changes: tuple[TableChange, ...]) -> dict[str, TableChange]:
+    found: dict[str, TableChange] = {}
+    for change in changes:
+        if found.setdefault(change.after.table, change) is not change:
+            raise UsageError(
+                f"one commit changes the table {change.after.name!r} twice; make it one change"
+            )
+    return found
+
+
 def _change_table(state: State, change: TableChange, time: int) -> list[Diff]:
     after = change.after
     if change.expected_version is None:
+        if state.tables.get((after.table, 1)) is not None:
+            raise UsageError(f"the table id {after.table} exists already; a new table has a new id")
         new = replace(after, version=1, valid_from=time, valid_until=None, created=time)
         return [Diff("tables", (after.table, 1), new)]
     now = current_table(state, after.table)
@@ -245,7 +264,7 @@ def _tidy(state: State, command: Tidy, _: Author) -> _Changes:
 def _tidied(state: State, keys: tuple[Key, ...]) -> _Changes:
     diffs: list[Diff] = []
     through: dict[str, int] = {}
-    for key in keys:
+    for key in dict.fromkeys(keys):
         if state.entries.get(key) is None:
             continue
         table, time, _ = key
@@ -272,11 +291,14 @@ def _apply(state: State, command: Apply, _: Author) -> _Changes:
     if command.new_upper <= command.expected_upper:
         raise UsageError(f"apply from {command.expected_upper} to {command.new_upper}: no progress")
     change = _References(state)
+    added: set[str] = set()
     for time, part in command.parts:
         if not command.expected_upper <= time < command.new_upper:
             raise UsageError(f"part {part.key} at {time} is outside of the times that are applied")
-        if state.parts.get((part.key,)) is not None:
-            raise UsageError(f"part {part.key} is in the shard already and cannot be added twice")
+        _check_new(state, part)
+        if part.key in added:
+            raise UsageError(f"part {part.key} is added twice; each part has a key of its own")
+        added.add(part.key)
         leaf = _leaf_of(state, part.span)
         if leaf is None:
             change.add(L0, b"", EVERYTHING, part, time)
@@ -284,6 +306,11 @@ def _apply(state: State, command: Apply, _: Author) -> _Changes:
             change.add(leaf.id, leaf.interval.lower, leaf.interval, part, time)
     diffs = change.diffs(replace(meta, upper=command.new_upper))
     return diffs, ApplyResult(command.new_upper)
+
+
+def _check_new(state: State, part: Part) -> None:
+    if state.parts.get((part.key,)) is not None:
+        raise UsageError(f"part {part.key} is in the shard already and cannot be added twice")
 
 
 def _leaf_of(state: State, span: Interval) -> Leaf | None:
@@ -307,24 +334,54 @@ def _compact(state: State, command: Compact, _: Author) -> _Changes:
     inputs = [state.references.get(key) for key in command.inputs]
     if meta.upper is not None and command.since >= max(meta.upper, 1):
         raise UsageError(f"since may not go to {command.since}, beyond the upper {meta.upper}")
+    if len(set(command.inputs)) < len(inputs):
+        raise UsageError("a compaction names an input twice; name each reference once")
     if None in inputs or not all(_is_leaf(state, output) for output in command.outputs):
         return _discarded(state, command), False
     change = _References(state)
-    for key in command.inputs:
-        change.remove(key)
+    before = [change.remove(key) for key in command.inputs]
+    placed: dict[str, list[Interval]] = {}
     for output in command.outputs:
-        whole = EVERYTHING if output.leaf == L0 else _leaf_at(state, output).interval
-        interval = whole if output.interval is None else output.interval
+        interval = _interval_of(state, output)
+        _check_origin(state, output, interval, before)
+        others = placed.setdefault(output.part.key, [])
+        if any(interval.intersect(other) for other in others):
+            raise UsageError(f"part {output.part.key} would have the same keys in the shard twice")
+        others.append(interval)
         change.add(output.leaf, output.leaf_lower, interval, output.part, output.time)
     since = meta.since if meta.since is None else max(meta.since, command.since)
     return change.diffs(replace(meta, since=since)), True
 
 
-def _leaf_at(state: State, output: Output) -> Leaf:
+def _interval_of(state: State, output: Output) -> Interval:
+    """Where the output's rows are to count: inside of its leaf, and where the part has keys."""
     leaf = state.leaves.get((output.leaf_lower,))
-    if leaf is None:  # _is_leaf was asked before
-        raise AssertionError(f"no leaf begins at {output.leaf_lower!r}")
-    return leaf
+    whole = EVERYTHING if output.leaf == L0 or leaf is None else leaf.interval
+    interval = whole if output.interval is None else output.interval
+    if interval.intersect(whole) != interval or interval.intersect(output.part.span) is None:
+        raise UsageError(
+            f"part {output.part.key} has no place in {interval} of leaf {output.leaf}: what a "
+            "compaction writes lies inside of the leaf that it is for"
+        )
+    latest = output.time if output.part.time_max is None else output.part.time_max
+    upper = state.meta.upper
+    if upper is not None and latest >= upper:
+        raise UsageError(f"part {output.part.key} has rows at {latest}, the upper is {upper}")
+    return interval
+
+
+def _check_origin(
+    state: State, output: Output, interval: Interval, inputs: Sequence[Reference]
+) -> None:
+    """A moved part shows nothing that its inputs did not show; any other is new to the shard."""
+    part = output.part
+    if not output.moved:
+        _check_new(state, part)
+    elif not any(
+        part == reference.part and reference.interval.intersect(interval) == interval
+        for reference in inputs
+    ):
+        raise UsageError(f"part {part.key} is moved to {interval}, but no input has it there")
 
 
 def _is_leaf(state: State, output: Output) -> bool:
@@ -337,7 +394,12 @@ def _is_leaf(state: State, output: Output) -> bool:
 def _discarded(state: State, command: Compact) -> list[Diff]:
     """The outputs of a compaction that came too late: dead objects, for vacuum to remove."""
     seqno = state.seqno + 1
-    written = {output.part.key: output.part for output in command.outputs if not output.moved}
+    # What is referenced is no garbage, whoever says so.
+    written = {
+        output.part.key: output.part
+        for output in command.outputs
+        if not output.moved and state.parts.get((output.part.key,)) is None
+    }
     return [
         Diff("dead", (seqno, key), Dead(key, seqno, seqno, part.size))
         for key, part in written.items()
@@ -401,12 +463,13 @@ class _References:
         self._diffs.append(Diff("references", key, reference))
         self._count(part, 1)
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: Key) -> Reference:
         reference = self._state.references.get(key)
         if reference is None:  # callers look before they remove
             raise AssertionError(f"no reference {key!r} to remove")
         self._diffs.append(Diff("references", key, None))
         self._count(reference.part, -1)
+        return reference
 
     def _count(self, part: Part, change: int) -> None:
         self._counts[part.key] = self._counts.get(part.key, 0) + change
@@ -440,3 +503,6 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], _Changes]] = {
     Split: _split,
     Tidy: _tidy,
 }
+
+# Commit looks at its token first, and a session may be closed twice.
+_SAY_WHEN_FENCED = (Commit, CloseSession)
