@@ -1,0 +1,1 @@
+"""One immutable part: schemas, keys, Parquet files, and the kernels that merge sorted rows."""

@@ -1,0 +1,268 @@
+"""Keys as bytes whose order is the order of the keys, and ranges of keys.
+
+A tuple is encoded as its values one after another (`strandline.parts.keytypes`). Since no value's
+encoding is a proper prefix of another's, a prefix of the keys encodes to a prefix of the bytes,
+and one `bisect` serves every key type.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from strandline.errors import SchemaMismatch, UsageError
+from strandline.parts.keytypes import OFFSET, key_type, outside
+from strandline.parts.schema import TableSchema
+from strandline.state.model import Interval
+
+__all__ = ["KeyCodec", "KeyRange", "clip", "locate", "successor"]
+
+
+class KeyCodec:
+    """The order-preserving encoding of one table's keys. Immutable; share it between threads."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.keys = schema.keys
+        self.row_key_count = len(schema.row_keys)
+        self.arrow_types = tuple(schema.arrow.field(name).type for name in schema.keys)
+        self._types = tuple(key_type(kind) for kind in self.arrow_types)
+        self._encoders = tuple(t.encode for t in self._types)
+
+    def encode(self, values: tuple[Any, ...]) -> bytes:
+        """The bytes of a full key or of any prefix of one. `values` as `normalize` returns them."""
+        if len(values) == 1:
+            return self._encoders[0](values[0])
+        return b"".join([f(v) for f, v in zip(self._encoders, values, strict=False)])
+
+    def decode(self, data: bytes) -> tuple[Any, ...]:
+        """The key, or prefix of one, that `data` is the encoding of.
+
+        Dates and timestamps outside Python's range come as an int of days or of the column's
+        unit, which `encode` takes as well. Raises `ValueError` if `data` is no encoding.
+        """
+        values: list[Any] = []
+        at = 0
+        try:
+            for kind in self._types:
+                if at == len(data):
+                    break
+                value, at = kind.decode(data, at)
+                values.append(value)
+        except (IndexError, ValueError) as error:
+            raise ValueError(f"{data!r} is not an encoded key of {self.keys}") from error
+        if at != len(data):
+            raise ValueError(f"{data!r} is not an encoded key of {self.keys}")
+        return tuple(values)
+
+    def normalize(self, values: Any) -> tuple[Any, ...]:
+        """What a user passes for a key or prefix, one value or a tuple, as a checked tuple.
+
+        Raises `UsageError` that names the column and what it takes.
+        """
+        given = tuple(values) if isinstance(values, tuple | list) else (values,)
+        if len(given) > len(self.keys):
+            raise UsageError(
+                f"the key {given!r} has {len(given)} values, but the keys are {self.keys}"
+            )
+        return tuple(self._checked(i, value) for i, value in enumerate(given))
+
+    def _checked(self, at: int, value: Any) -> Any:
+        if isinstance(value, pa.Scalar):
+            value = value.as_py()
+        name, kind = self.keys[at], self.arrow_types[at]
+        why = ""
+        if value is None:
+            raise UsageError(f"the key {name!r} is None: keys are never null; pass a {kind}")
+        try:
+            return self._types[at].normalize(value)
+        except ArithmeticError:  # OverflowError, and decimal's own
+            why = ": it is out of range"
+        except (TypeError, UnicodeEncodeError):
+            pass
+        except ValueError as error:
+            why = f": {error}"
+        raise UsageError(f"{value!r} is no value for the key {name!r} of type {kind}{why}")
+
+    def first_last(self, table: pa.Table) -> tuple[bytes, bytes]:
+        """The encoded full keys of the first and last row of a table that has rows."""
+        first, last = self.encode_rows(table, [0, table.num_rows - 1])
+        return first, last
+
+    def encode_rows(self, table: pa.Table | pa.RecordBatch, rows: Sequence[int]) -> list[bytes]:
+        """The encoded full keys of the given rows. Meant for few: it works row by row."""
+        columns = [table.column(name) for name in self.keys]
+        raws = [kind.raw for kind in self._types]
+        out = []
+        for row in rows:
+            values = tuple(raw(c[row]) for raw, c in zip(raws, columns, strict=True))
+            if None in values:
+                raise SchemaMismatch(f"row {row} has a null key: keys are never null")
+            out.append(self.encode(values))
+        return out
+
+
+def successor(prefix: bytes) -> bytes | None:
+    """The least bytes above everything that starts with `prefix`; None if there are none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def locate(table: pa.Table | pa.RecordBatch, bound: bytes, codec: KeyCodec) -> int:
+    """The first row of a table sorted by full key whose encoded key is at or above `bound`.
+
+    `bound` may be any bytes, not only an encoded key. Takes O(log rows).
+    """
+    columns = [_contiguous(table.column(name)) for name in codec.keys]
+    return _Located(columns, codec).at(bound)
+
+
+def clip(table: pa.Table, intervals: Sequence[Interval], codec: KeyCodec) -> pa.Table:
+    """The rows of a table sorted by full key that lie in any of the ascending, disjoint intervals.
+
+    Slices, without copying where it is one piece.
+    """
+    if not table.num_rows:
+        return table
+    located = _Located([_contiguous(table.column(name)) for name in codec.keys], codec)
+    pieces = []
+    for lower, upper in intervals:
+        start = located.at(lower) if lower else 0
+        end = table.num_rows if upper is None else located.at(upper)
+        if end > start:
+            pieces.append(table.slice(start, end - start))
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_tables(pieces) if pieces else table.slice(0, 0)
+
+
+def _contiguous(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1:
+        return column.chunk(0)
+    return column
+
+
+class _Located:
+    """Searches the sorted key columns of one table."""
+
+    def __init__(self, columns: list[Any], codec: KeyCodec) -> None:
+        self._columns = columns
+        self._codec = codec
+        self._raws = [kind.raw for kind in codec._types]  # noqa: SLF001  of this module
+        self._numbers: Any = None
+        kind = codec.arrow_types[0]
+        if isinstance(columns[0], pa.Array):
+            if types.is_integer(kind):
+                self._numbers = columns[0].to_numpy(zero_copy_only=True)
+            elif types.is_timestamp(kind):
+                self._numbers = columns[0].view(pa.int64()).to_numpy(zero_copy_only=True)
+
+    def at(self, bound: bytes) -> int:
+        start, end = 0, len(self._columns[0])
+        if self._numbers is not None and bound:
+            narrowed = self._narrow(bound)
+            if narrowed is not None:
+                start, end = narrowed
+        return bisect.bisect_left(range(end), bound, start, end, key=self._encoded)
+
+    def _narrow(self, bound: bytes) -> tuple[int, int] | None:
+        width = 9 if types.is_integer(self._codec.arrow_types[0]) else 8
+        if len(bound) < width:
+            return None
+        value = int.from_bytes(bound[:width], "big") - OFFSET
+        limits = np.iinfo(self._numbers.dtype)
+        if not limits.min <= value <= limits.max:
+            return None
+        number = self._numbers.dtype.type(value)
+        start = int(np.searchsorted(self._numbers, number, "left"))
+        if len(bound) == width:
+            return start, start
+        return start, int(np.searchsorted(self._numbers, number, "right"))
+
+    def _encoded(self, row: int) -> bytes:
+        values = tuple(
+            raw(column[row]) for raw, column in zip(self._raws, self._columns, strict=True)
+        )
+        return self._codec.encode(values)
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """A half-open range over any prefix of the keys: typed values, None is an open end."""
+
+    lower: tuple[Any, ...] | None
+    upper: tuple[Any, ...] | None
+    closed: bool = False
+    """Everything that begins with the prefix `upper` is included: `get(7)` is
+    `KeyRange((7,), (7,), True)`."""
+
+    def interval(self, codec: KeyCodec) -> Interval:
+        """The same range over encoded keys."""
+        lower = b"" if self.lower is None else codec.encode(self.lower)
+        if self.upper is None:
+            return Interval(lower, None)
+        upper = codec.encode(self.upper)
+        return Interval(lower, successor(upper) if self.closed else upper)
+
+    def expression(self, schema: TableSchema) -> pc.Expression | None:
+        """The same range as a filter for Arrow datasets; None if it is everything."""
+        result = self._condition([pc.field(name) for name in schema.keys], schema)
+        return pc.scalar(False) if result is False else result  # noqa: FBT003  a value
+
+    def mask(
+        self, table: pa.Table | pa.RecordBatch, schema: TableSchema
+    ) -> pa.BooleanArray | pa.ChunkedArray | None:
+        """For each row of a table, sorted or not, whether it is in the range; None: all are."""
+        result = self._condition([table.column(name) for name in schema.keys], schema)
+        return pa.repeat(result, table.num_rows) if result is False else result
+
+    def _condition(self, columns: list[Any], schema: TableSchema) -> Any:
+        """What `_beyond` says of both ends; None for True."""
+        kinds = [schema.arrow.field(name).type for name in schema.keys]
+        result: Any = True
+        if self.lower:
+            result = _beyond(columns, kinds, self.lower, pc.greater, pc.greater_equal)
+        if self.upper is not None:
+            last = pc.less_equal if self.closed else pc.less
+            result = _both(result, _beyond(columns, kinds, self.upper, pc.less, last))
+        return None if result is True else result
+
+
+def _beyond(
+    columns: list[Any],
+    kinds: list[pa.DataType],
+    values: tuple[Any, ...],
+    strict: Callable[[Any, Any], Any],
+    last: Callable[[Any, Any], Any],
+) -> Any:
+    """Whether the columns are lexicographically beyond `values`; `last` compares the last value.
+
+    The columns are arrays or expressions, and the result is one or a plain bool.
+    """
+    if not values:  # the empty prefix begins every key
+        return last is pc.less_equal
+    column, kind, value = columns[0], kinds[0], values[0]
+    side = outside(kind, value)
+    if side:
+        return (side > 0) == (strict is pc.less)
+    scalar = pa.scalar(value, kind)
+    if len(values) == 1:
+        return last(column, scalar)
+    rest = _beyond(columns[1:], kinds[1:], values[1:], strict, last)
+    equal = _both(rest, pc.equal(column, scalar))
+    return strict(column, scalar) if equal is False else pc.or_kleene(strict(column, scalar), equal)
+
+
+def _both(a: Any, b: Any) -> Any:
+    """`a` and `b`, each an array, an expression or a bool."""
+    if a is False or b is False:
+        return False
+    if a is True:
+        return b
+    return a if b is True else pc.and_kleene(a, b)
