@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"cli", "server", "pipeline", "spark"},
     {""},
     {"database", "table", "query", "sql", "connect"}
-    | {"conditions", "engine", "history", "overlay", "reading", "times", "writing"},
+    | {"conditions", "engine", "history", "overlay", "reading", "writing"},
     {"txn"},
     {"shard"},
     {"parts"},

@@ -1,0 +1,123 @@
+"""DuckDB, wrapped: loaded at first use, shut in, and in UTC.
+
+What runs here sees the Arrow data that it is handed and nothing else: no file, no network, no
+extension, no variable of the calling program. Two instances serve a process: one that works on
+one thread, whose results come in the order of its input (expressions over rows), and one that uses
+all of them (statements).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import threading
+from typing import Any, NamedTuple
+
+from strandline.errors import UsageError
+
+__all__ = ["Duck", "Token", "instance", "quoted", "refused", "tokens", "usage_errors"]
+
+Duck = Any
+"""A connection of DuckDB. Its module is imported inside functions alone, types included."""
+
+_instances: dict[bool, tuple[int, Duck]] = {}
+_opening = threading.Lock()
+
+
+def instance(*, ordered: bool) -> Duck:
+    """A new cursor on one of the process's two instances; close it when done with it."""
+    process = os.getpid()
+    with _opening:
+        found = _instances.get(ordered)
+        # SUBTLE: after a fork the parent's instance is there, but its threads are not. It is left
+        # alone, neither used nor closed.
+        if found is None or found[0] != process:
+            found = (process, _open(ordered=ordered))
+            _instances[ordered] = found
+        return found[1].cursor()
+
+
+def quoted(name: str) -> str:
+    """The name as an identifier in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Token(NamedTuple):
+    """A word of SQL, the white space after it, and what DuckDB takes it for."""
+
+    word: str
+    gap: str
+    kind: str
+    """identifier, keyword, operator, numeric_const, string_const, comment or space."""
+
+
+def tokens(text: str) -> list[Token]:
+    """The words of a SQL text; joined again, words and gaps, they are the text."""
+    import duckdb
+
+    data = text.encode()
+    found = duckdb.tokenize(text)
+    starts = [0, *(offset for offset, _ in found[1:]), len(data)]
+    result = []
+    for (_, kind), start, end in zip(found, starts, starts[1:], strict=False):
+        piece = data[start:end].decode()
+        word = piece.strip()
+        lead = piece[: len(piece) - len(piece.lstrip())]
+        if lead:
+            result.append(Token("", lead, "space"))
+        result.append(Token(word, piece[len(lead + word) :], kind.name))
+    return result
+
+
+def _open(*, ordered: bool) -> Duck:
+    import duckdb
+
+    # Where DuckDB may spill; it makes the directory when it has to and removes it at the end.
+    spill = os.path.join(tempfile.gettempdir(), f"strandline-sql-{os.getpid()}")  # noqa: PTH118
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "python_enable_replacements": False,
+        "temp_directory": spill,
+    }
+    if ordered:
+        config["threads"] = 1
+    connection = duckdb.connect(":memory:", config=config)
+    # ICU brings this setting along, so it is not there yet when the instance is made.
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+@atexit.register
+def _close() -> None:
+    for process, connection in _instances.values():
+        if process == os.getpid():
+            connection.close()
+    _instances.clear()
+
+
+def _message_of(error: Exception) -> str:
+    """The first line of what DuckDB says, without the name of the kind of error."""
+    text = str(error).partition("\n")[0]
+    kind, colon, rest = text.partition(": ")
+    return rest if colon and kind.endswith("Error") else text
+
+
+def usage_errors() -> tuple[type[Exception], ...]:
+    """What DuckDB raises because of what it was asked, not because of what it is."""
+    import duckdb
+
+    return (
+        duckdb.ProgrammingError,
+        duckdb.DataError,
+        duckdb.NotSupportedError,
+        duckdb.PermissionException,
+    )
+
+
+def refused(what: str, error: Exception) -> UsageError:
+    """The user's error for one of `usage_errors`."""
+    return UsageError(f"{what}: {_message_of(error)}")

@@ -1,0 +1,108 @@
+"""Moments: what `as_of` takes, and what a commit is to the one who made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from strandline.errors import UsageError
+
+__all__ = ["Commit", "Micros", "datetime_of", "micros_of", "parse_as_of"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_TIME_MAX = (1 << 63) - 1
+_FORMS = (
+    'a datetime with a time zone, an ISO string with one ("2026-11-20T10:00:00Z"), '
+    "strandline.Micros(n) (microseconds since 1970-01-01 UTC), or a Commit"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Micros:
+    """A moment as microseconds since 1970-01-01 UTC: the time of the log itself.
+
+    >>> Micros(1_763_632_800_000_000).time.isoformat()
+    '2025-11-20T10:00:00+00:00'
+    """
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            raise UsageError(f"Micros takes an int of microseconds, not {self.value!r}")
+        if not 0 <= self.value <= _TIME_MAX:
+            raise UsageError(f"Micros({self.value}) is out of range: 0 to 2**63 - 1")
+
+    @property
+    def time(self) -> datetime:
+        """The moment as a datetime in UTC."""
+        return datetime_of(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What was committed, and when. As an `as_of` it means the moment right after it."""
+
+    micros: int
+    """The commit's time: microseconds since 1970-01-01 UTC."""
+    rows: int | None = 0
+    """Rows that were written; None if the log's record of a repeated commit is no longer kept."""
+    tables: tuple[str, ...] = ()
+    """The names of the tables that were written."""
+
+    @property
+    def id(self) -> str:
+        """The letter c and 16 hex digits of the time."""
+        return f"c{self.micros:016x}"
+
+    @property
+    def time(self) -> datetime:
+        """The commit's time as a datetime in UTC."""
+        return datetime_of(self.micros)
+
+
+def datetime_of(micros: int) -> datetime:
+    """The moment as a datetime in UTC. Exact."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def micros_of(moment: datetime) -> int:
+    """Microseconds since 1970-01-01 UTC of a datetime with a time zone. Exact, rounded down."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def parse_as_of(value: object) -> int:
+    """The time that a user's `as_of` names, in µs; `UsageError` that shows the accepted forms."""
+    if isinstance(value, Micros):
+        return value.value
+    if isinstance(value, Commit):
+        return value.micros
+    if isinstance(value, datetime):
+        return _of_datetime(value)
+    if isinstance(value, str):
+        return _of_text(value)
+    raise _refused(value, "")
+
+
+def _of_datetime(value: datetime) -> int:
+    # A datetime whose tzinfo has no offset is naive as well; so is pandas' NaT, which has neither.
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise _refused(value, ", which has no time zone: pass tzinfo=datetime.UTC for UTC")
+    return micros_of(value)
+
+
+def _of_text(value: str) -> int:
+    if value.startswith("tag:"):
+        raise UsageError(f"as_of={value!r}: there are no tags yet; as_of takes {_FORMS}")
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        raise _refused(value, "") from None
+    if parsed.tzinfo is None:
+        raise _refused(value, ", which has no time zone: append Z for UTC")
+    return micros_of(parsed)
+
+
+def _refused(value: object, why: str) -> UsageError:
+    return UsageError(f"as_of cannot be {value!r}{why}; it takes {_FORMS}")
