@@ -78,7 +78,7 @@ def plan_read(
 def united(intervals: Iterable[Interval]) -> list[Interval]:
     """The same keys as ascending intervals that do not touch."""
     result: list[Interval] = []
-    for interval in sorted(intervals):
+    for interval in sorted(intervals, key=lambda interval: interval.lower):
         if interval.upper is not None and interval.upper <= interval.lower:
             continue
         if result and (result[-1].upper is None or interval.lower <= result[-1].upper):
@@ -326,4 +326,3 @@ def leaf_bounds(state: State) -> list[bytes]:
 def leaf_number(bounds: Sequence[bytes], key: bytes) -> int:
     """Which leaf, counted from 0 along `leaf_bounds`, a key falls in."""
     return bisect_right(bounds, key)
-
