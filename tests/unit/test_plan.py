@@ -1,0 +1,374 @@
+"""What is read for a question, what is merged, and what is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from strandline.state.commands import Output, Split
+from strandline.state.model import EVERYTHING, L0, Entry, Interval, Part
+from strandline.state.pages import PagesNeeded
+from strandline.state.plan import (
+    ReadTask,
+    basic,
+    full,
+    leaf_at,
+    leaf_bounds,
+    leaf_number,
+    plan_compaction,
+    plan_descent,
+    plan_read,
+    plan_small_merge,
+    size_ratio,
+    united,
+)
+from tests.support.states import Shard, batch, in_l0, part, replaces, unloaded, where
+
+
+def entry(time: int, lower: bytes, upper: bytes) -> Entry:
+    return Entry("t1", time, 0, "w1", batch(lower, upper))
+
+
+def sources(task: ReadTask) -> list[str]:
+    """The parts and the times of the entries."""
+    parts = sorted(reference.part.key for reference in task.references)
+    return [*parts, *sorted(f"@{entry.time}" for entry in task.entries)]
+
+
+def planned(
+    shard: Shard,
+    *entries: Entry,
+    intervals: list[Interval] | None = None,
+    as_of: int = 99,
+) -> list[tuple[list[Interval], list[str]]]:
+    tasks = plan_read(shard.state, entries, intervals, as_of)
+    return [(list(task.intervals), sources(task)) for task in tasks]
+
+
+def two_leaves() -> Shard:
+    """Leaves …m and m…; p1 and p2 in them, p3 across both in L0."""
+    shard = Shard()
+    shard.do(Split(1, b"", (b"m",)))
+    shard.apply(4, (1, part("p1", b"a", b"c")), (2, part("p2", b"n", b"z")))
+    shard.apply(9, (7, part("p3", b"k", b"q")))
+    return shard
+
+
+LEFT = Interval(b"", b"m")
+RIGHT = Interval(b"m", None)
+
+
+# --- reading
+
+
+def test_an_empty_shard_has_nothing_to_read() -> None:
+    assert planned(Shard()) == []
+
+
+def test_sources_that_share_no_key_are_tasks_of_their_own_in_order_of_keys() -> None:
+    shard = two_leaves()
+    assert planned(shard) == [([LEFT], ["p1"]), ([LEFT], ["p3"]), ([RIGHT], ["p2", "p3"])]
+
+
+def test_sources_that_meet_through_a_third_are_one_task() -> None:
+    shard = Shard()
+    for key, lower, upper in (("p1", b"a", b"c"), ("p2", b"e", b"g"), ("p3", b"c", b"e")):
+        shard.apply((shard.state.meta.upper or 0) + 1)
+        at = shard.state.meta.upper or 0
+        shard.apply(at + 1, (at, part(key, lower, upper)))
+    assert planned(shard) == [([EVERYTHING], ["p1", "p2", "p3"])]
+
+
+def test_the_overlay_is_read_with_the_leaf_that_it_falls_in() -> None:
+    shard = two_leaves()
+    assert planned(shard, entry(10, b"b", b"b"), entry(11, b"l", b"n")) == [
+        ([LEFT], ["p1", "@10"]),
+        ([LEFT], ["p3", "@11"]),
+        ([RIGHT], ["p2", "p3", "@11"]),
+    ]
+
+
+def test_only_what_meets_the_question_is_read() -> None:
+    shard = two_leaves()
+    assert planned(shard, intervals=[Interval(b"b", b"b\0")]) == [
+        ([Interval(b"b", b"b\0")], ["p1"]),
+    ]
+    assert planned(shard, intervals=[Interval(b"d", b"e")]) == []
+    assert planned(shard, entry(10, b"d", b"d"), intervals=[Interval(b"d", b"e")]) == [
+        ([Interval(b"d", b"e")], ["@10"]),
+    ]
+
+
+def test_a_question_across_leaves_is_cut_at_their_bounds() -> None:
+    shard = two_leaves()
+    assert planned(shard, intervals=[Interval(b"l", b"p")]) == [
+        ([Interval(b"l", b"m")], ["p3"]),
+        ([Interval(b"m", b"p")], ["p2", "p3"]),
+    ]
+
+
+def test_many_intervals_of_one_leaf_are_one_question_to_each_of_its_sources() -> None:
+    shard = two_leaves()
+    asked = [Interval(b"o", b"p"), Interval(b"a", b"b"), Interval(b"c", b"d"), Interval(b"b", b"b")]
+    assert planned(shard, intervals=asked) == [
+        ([Interval(b"a", b"b"), Interval(b"c", b"d")], ["p1"]),
+        ([Interval(b"o", b"p")], ["p2", "p3"]),
+    ]
+
+
+def test_parts_that_are_younger_than_the_question_are_not_read() -> None:
+    shard = two_leaves()
+    assert planned(shard, as_of=6) == [([LEFT], ["p1"]), ([RIGHT], ["p2"])]
+    assert planned(shard, as_of=0) == []
+
+
+def test_a_part_with_old_and_young_rows_is_read() -> None:
+    shard = Shard()
+    mixed = replace(part("p1", b"a", b"c"), time_min=2, time_max=8)
+    shard.apply(9, (8, mixed))
+    assert planned(shard, as_of=2) == [([EVERYTHING], ["p1"])]
+    assert planned(shard, as_of=1) == []
+
+
+def test_a_leaf_reads_only_its_side_of_a_part_that_reaches_beyond_it() -> None:
+    # CASES P8: a leaf [5, ∞) references a part with keys 2 and 7; a query gives 7 alone.
+    shard = Shard()
+    shard.apply(4, (1, part("p1", b"\x02", b"\x07")))
+    shard.do(Split(1, b"", (b"\x05",)))
+    lower_half = shard.references()[0]
+    shard.do(replaces([shard.key_of(lower_half.id)]))
+    (task,) = plan_read(shard.state, (), None, 9)
+    (reference,) = task.references
+    assert reference.interval == Interval(b"\x05", None)
+    assert task.intervals == (Interval(b"\x05", None),)
+    assert plan_read(shard.state, (), [Interval(b"\x02", b"\x03")], 9) == []
+
+
+def test_a_lookup_loads_only_the_pages_on_its_way() -> None:
+    shard = Shard()
+    points = tuple(bytes([n]) for n in range(1, 64))
+    shard.do(Split(1, b"", points))
+    parts = [(1, part(f"p{n:02}", bytes([n]), bytes([n]))) for n in range(64)]
+    shard.apply(4, *parts)
+    cold = unloaded(shard.state, items_per_page=4)
+    tasks = cold.run(lambda state: plan_read(state, (), [Interval(b"\x21", b"\x22")], 9))
+    assert [sources(task) for task in tasks] == [["p33"]]
+    assert len(cold.fetched) == 3, cold.fetched  # L0's page, one of leaves, one of references
+    with pytest.raises(PagesNeeded):
+        plan_read(cold.state, (), [Interval(b"\x30", b"\x31")], 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "result"),
+    [
+        ([], []),
+        ([(b"b", b"b")], []),
+        ([(b"c", b"d"), (b"a", b"b")], [(b"a", b"b"), (b"c", b"d")]),
+        ([(b"a", b"b"), (b"b", b"c")], [(b"a", b"c")]),
+        ([(b"a", b"z"), (b"b", b"c")], [(b"a", b"z")]),
+        ([(b"a", None), (b"b", b"c")], [(b"a", None)]),
+        ([(b"a", b"c"), (b"b", None), (b"x", b"y")], [(b"a", None)]),
+        ([(b"", None), (b"", None)], [(b"", None)]),
+        ([(b"a", None), (b"a", b"b")], [(b"a", None)]),
+    ],
+)
+def test_united_intervals_hold_the_same_keys_and_do_not_touch(
+    given: list[tuple[bytes, bytes | None]], result: list[tuple[bytes, bytes | None]]
+) -> None:
+    assert united(Interval(*pair) for pair in given) == [Interval(*pair) for pair in result]
+
+
+def test_every_key_has_its_leaf() -> None:
+    shard = Shard()
+    shard.do(Split(1, b"", (b"g", b"m")))
+    bounds = leaf_bounds(shard.state)
+    assert bounds == [b"g", b"m"]
+    leaves = shard.leaves()
+    for key in (b"", b"a", b"g", b"l\xff", b"m", b"z"):
+        assert leaves[leaf_number(bounds, key)] == leaf_at(shard.state, key)
+        assert leaf_at(shard.state, key).interval.contains(key)
+
+
+# --- which parts to merge
+
+
+def sized(*sizes: float) -> list[tuple[float, tuple[str]]]:
+    return [(size, (f"{size:g}-{number}",)) for number, size in enumerate(sizes)]
+
+
+def sizes_of(groups: list[list[tuple[str]]]) -> list[list[str]]:
+    return [[key[0].partition("-")[0] for key in group] for group in groups]
+
+
+def test_basic_merges_exactly_full_groups_smallest_first() -> None:
+    # CASES P1
+    assert basic(sized(1, 2), parts_max=5) == []
+    groups = basic(sized(9, 8, 7, 6, 5, 4, 3, 2, 1, 10), parts_max=5)
+    assert sizes_of(groups) == [["1", "2", "3", "4", "5"], ["6", "7", "8", "9", "10"]]
+    assert sizes_of(basic(sized(3, 2, 1), parts_max=2)) == [["1", "2"]]
+
+
+def test_size_ratio_merges_what_is_alike_in_size() -> None:
+    # CASES P2
+    assert sizes_of(size_ratio(sized(50, 50, 50, 50, 50, 50, 50, 100))) == [["50"] * 7 + ["100"]]
+    assert size_ratio(sized(2, 4, 8, 16, 32, 64, 128, 256)) == []
+
+
+def test_size_ratio_leaves_out_what_is_too_large() -> None:
+    assert sizes_of(size_ratio(sized(1, 1, 1, 1, 1000))) == [["1"] * 4]
+    assert size_ratio(sized()) == []
+    assert size_ratio(sized(7)) == []
+
+
+def test_size_ratio_cuts_what_is_too_long_and_drops_a_rest_of_one() -> None:
+    assert [len(group) for group in size_ratio(sized(*[5] * 23), parts_max=11)] == [11, 11]
+    assert [len(group) for group in size_ratio(sized(*[5] * 24), parts_max=11)] == [11, 11, 2]
+
+
+def test_full_merges_everything_unless_it_is_one() -> None:
+    assert sizes_of(full(sized(1, 900, 3))) == [["1", "900", "3"]]
+    assert full(sized(4)) == []
+
+
+# --- compaction
+
+
+def ten_parts() -> Shard:
+    shard = Shard()
+    added = [(t, part(f"p{t}", b"a", b"m", size=100)) for t in range(1, 11)]
+    shard.apply(11, *added)
+    return shard
+
+
+def test_a_job_says_what_it_merges_and_how_far_it_forwards() -> None:
+    shard = ten_parts()
+    (job,) = plan_compaction(shard.state, "size-ratio", forward_to=4)
+    assert job.leaf == shard.leaves()[0]
+    assert [key for key, _ in job.inputs] == [shard.key_of(n) for n in range(1, 11)]
+    assert (job.whole, job.forward_to, job.rows, job.size) == (True, 4, 10, 1000)
+
+
+def test_jobs_of_one_plan_share_no_input() -> None:
+    jobs = plan_compaction(ten_parts().state, "basic", forward_to=4, parts_max=5)
+    keys = [key for job in jobs for key, _ in job.inputs]
+    assert len(jobs) == 2
+    assert len(set(keys)) == len(keys) == 10
+
+
+def test_a_leaf_with_one_part_needs_no_merge() -> None:
+    shard = two_leaves()
+    assert plan_compaction(shard.state, "full", forward_to=0) == []
+
+
+def wholes(shard: Shard) -> list[bool]:
+    return [job.whole for job in plan_compaction(shard.state, "full", forward_to=0)]
+
+
+def test_markers_stay_while_something_outside_may_be_older() -> None:
+    shard = Shard()
+    shard.do(Split(1, b"", (b"m",)))
+    shard.apply(5, (4, part("wide", b"k", b"q")))
+    shard.apply(9, (5, part("p1", b"a", b"l")), (6, part("p2", b"a", b"c")))
+    assert wholes(shard) == [False], "L0 has an older row between k and l"
+    moved = next(iter(plan_descent(shard.state)))
+    assert shard.do(moved) is True
+    assert wholes(shard) == [True]
+
+
+def test_what_is_younger_or_elsewhere_does_not_keep_markers() -> None:
+    shard = Shard()
+    shard.do(Split(1, b"", (b"m",)))
+    shard.apply(3, (1, part("elsewhere", b"l", b"q")))
+    shard.apply(9, (5, part("p1", b"a", b"k")), (6, part("p2", b"a", b"c")))
+    shard.apply(12, (10, part("younger", b"b", b"z")))
+    assert wholes(shard) == [True]
+
+
+def test_a_part_in_several_leaves_counts_with_its_share_of_bytes() -> None:
+    shard = Shard()
+    shard.apply(5, (1, part("big", b"a", b"z", size=400)), (2, part("p1", b"a", b"c", size=100)))
+    assert plan_compaction(shard.state, "size-ratio", forward_to=0) == []
+    shard.do(Split(1, b"", (b"g", b"m", b"s")))
+    (job,) = plan_compaction(shard.state, "full", forward_to=0)
+    assert job.size == 500
+    shard.apply(8, (6, part("p2", b"a", b"c", size=100)), (7, part("p3", b"b", b"c", size=100)))
+    (job,) = plan_compaction(shard.state, "size-ratio", forward_to=0)
+    assert len(job.inputs) == 4, "a quarter of 400 bytes is like 100"
+
+
+# --- level zero
+
+
+def test_descent_moves_all_of_l0_without_rewriting() -> None:
+    shard = two_leaves()
+    before = plan_read(shard.state, (), None, 99)
+    (command,) = plan_descent(shard.state)
+    assert shard.do(command) is True
+    left, right = shard.leaves()
+    assert in_l0(shard.references()) == []
+    assert where(shard.references()) >= {
+        ("p3", left.id, left.interval),
+        ("p3", right.id, right.interval),
+    }
+    assert shard.dead() == []
+    after = plan_read(shard.state, (), None, 99)
+    assert [sources(task) for task in after] == [sources(task) for task in before]
+    assert list(plan_descent(shard.state)) == []
+
+
+def test_descent_leaves_out_leaves_that_the_part_has_no_place_in() -> None:
+    shard = Shard()
+    shard.do(Split(1, b"", (b"g", b"m", b"s")))
+    shard.apply(4, (1, part("p1", b"h", b"n")))
+    for command in plan_descent(shard.state):
+        shard.do(command)
+    assert [ref.interval for ref in shard.references()] == [
+        Interval(b"g", b"m"),
+        Interval(b"m", b"s"),
+    ]
+
+
+def test_descent_of_very_many_is_several_commands_that_all_apply() -> None:
+    shard = Shard()
+    shard.do(Split(1, b"", tuple(bytes([n]) for n in range(10, 40, 10))))
+    shard.apply(2, *[(1, part(f"p{n}", b"\x05", b"\x25")) for n in range(9)])
+    commands = list(plan_descent(shard.state, outputs_max=12))
+    assert len(commands) == 3
+    assert [shard.do(command) for command in commands] == [True] * 3
+    assert in_l0(shard.references()) == []
+    assert len(shard.references()) == 9 * 4
+
+
+def with_l0(*sizes: int) -> Shard:
+    shard = Shard()
+    shard.do(Split(1, b"", (b"m",)))
+    shard.apply(2, *[(1, part(f"p{n}", b"a", b"z", size=size)) for n, size in enumerate(sizes)])
+    return shard
+
+
+def test_small_parts_of_l0_are_merged_when_there_are_enough() -> None:
+    def plan(*sizes: int) -> list[int] | None:
+        job = plan_small_merge(with_l0(*sizes).state, parts_min=4, size_max=50, forward_to=-1)
+        return None if job is None else [reference.part.size for _, reference in job.inputs]
+
+    assert plan(10, 10, 10) is None
+    assert plan(10, 10, 10, 10) == [10] * 4
+    assert plan(10, 10, 10, 900, 900, 900) is None
+    assert plan(10, 10, 10, 10, 900) == [10] * 4
+    assert plan(*[10] * 30) == [10] * 8
+
+
+def test_a_small_merge_never_claims_to_be_whole() -> None:
+    job = plan_small_merge(with_l0(1, 1, 1).state, parts_min=3, size_max=50, forward_to=-1)
+    assert job is not None
+    assert (job.leaf, job.whole, job.forward_to) == (None, False, -1)
+
+
+def test_the_result_of_a_small_merge_takes_its_inputs_place_in_l0() -> None:
+    shard = with_l0(1, 1, 1)
+    job = plan_small_merge(shard.state, parts_min=3, size_max=50, forward_to=-1)
+    assert job is not None
+    merged = Output(L0, b"", Part("p9", 2, 2, b"a", b"z"), 1)
+    assert shard.do(replaces([key for key, _ in job.inputs], merged)) is True
+    assert in_l0(shard.references()) == ["p9"]
