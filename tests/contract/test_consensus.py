@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
+from strandline.env import RealEnv
+from strandline.location.consensus import Consensus
 from strandline.location.memory import MemoryConsensus, MemoryStore
+from strandline.location.sqlite import SqliteConsensus
 from strandline.testing.consensus_contract import ConsensusContract
 
 
@@ -22,3 +26,15 @@ def test_a_named_store_is_one_per_process() -> None:
     assert first.compare_and_set("s", 0, b"x", timeout=1)
     assert not second.compare_and_set("s", 0, b"y", timeout=1)
     assert MemoryConsensus(MemoryStore.named("another")).head("s", timeout=1) is None
+
+
+def open_sqlite(path: Path) -> Consensus:
+    return SqliteConsensus(path, RealEnv())
+
+
+class TestSqliteConsensus(ConsensusContract):
+    processes = True
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.opener = functools.partial(open_sqlite, tmp_path / "new" / "log.sqlite")
