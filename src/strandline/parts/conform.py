@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
@@ -44,9 +44,11 @@ def _from_frame(data: Any) -> pa.Table | pa.RecordBatchReader | None:
     """What is columns already, of whichever library; None if it is not."""
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
-    if isinstance(data, ds.Dataset):
+    # Loading this module takes 200 ms, and who has no dataset has no need of it.
+    ds = sys.modules.get("pyarrow.dataset")
+    if ds is not None and isinstance(data, ds.Dataset):
         return data.scanner().to_reader()
-    if isinstance(data, ds.Scanner):
+    if ds is not None and isinstance(data, ds.Scanner):
         return data.to_reader()
     module = type(data).__module__.partition(".")[0]
     if module == "pandas":
