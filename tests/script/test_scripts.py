@@ -1,0 +1,396 @@
+"""Transcripts of a shard: what was asked, `----`, what came out.
+
+A script is a text file of blocks, divided by empty lines. A block is one or more commands, a line
+`----`, and the output; comments begin with `#` before the commands. To write down what comes out
+now, run `STRANDLINE_REWRITE=1 pytest tests/script` and read the difference.
+
+Commands (times and numbers decimal, keys as text):
+
+    as SESSION [fenced]               the author of what follows; fenced: its record is gone
+    create ID NAME [@CLOCK]           one commit each
+    rename ID NAME [@CLOCK]
+    drop ID [@CLOCK]
+    commit [ID:LOWER-UPPER …] [@CLOCK] [token=SCOPE/NUMBER] [since=TIME]
+    tidy ID/TIME/ORDINAL …
+    apply EXPECTED..NEW [PART:LOWER-UPPER@TIME[*SIZE] …]
+    compact REF … -> [LEAF:PART:LOWER-UPPER@TIME[*SIZE] …] [since=TIME]
+    descend                           L0 down into the leaves
+    split LEAF POINT …
+    advance UPPER
+    close
+    state                             everything that is in the state
+    names TIME                        the tables as of a time
+    read [LOWER..UPPER …] [@AS_OF] [+TIME:LOWER-UPPER …]    the tasks; `+` is an overlay's entry
+    plan STRATEGY [max=N] [to=F]      the merges
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.errors import StrandlineError
+from strandline.state.commands import (
+    AdvanceUpper,
+    Apply,
+    CloseSession,
+    Command,
+    Commit,
+    Compact,
+    Output,
+    Split,
+    TableChange,
+    Tidy,
+    Write,
+)
+from strandline.state.decide import Author, current_table, decide
+from strandline.state.invariants import broken
+from strandline.state.model import (
+    L0,
+    Dead,
+    Diff,
+    Entry,
+    Interval,
+    Key,
+    Leaf,
+    Meta,
+    Part,
+    PartUse,
+    Progress,
+    Reference,
+    Session,
+    TableVersion,
+    TokenWindow,
+)
+from strandline.state.plan import plan_compaction, plan_descent, plan_read
+from strandline.state.replay import State, initial, replay
+from tests.support.states import batch, creates
+
+HERE = Path(__file__).parent
+REWRITE = bool(os.environ.get("STRANDLINE_REWRITE"))
+
+
+@dataclass
+class Block:
+    """Some commands, and what they printed."""
+
+    comment: list[str]
+    commands: list[str]
+    output: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.comment, *self.commands, "----", *self.output])
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for piece in text.strip().split("\n\n"):
+        head, divider, output = piece.partition("\n----")
+        lines = head.splitlines()
+        comment = [line for line in lines if line.startswith("#")]
+        commands = [line for line in lines if not line.startswith("#")]
+        assert divider or not commands, f"a block without ----:\n{piece}"
+        yield Block(comment, commands, output.strip("\n").splitlines() if output.strip() else [])
+
+
+# --- reading commands
+
+
+def words(line: str) -> tuple[list[str], dict[str, str]]:
+    """The plain words, and the ones with a `name=value` or a sign in front."""
+    plain: list[str] = []
+    named: dict[str, str] = {}
+    for word in line.split():
+        if word.startswith("@"):
+            named["@"] = word[1:]
+        elif "=" in word and not word.startswith("+"):
+            name, _, value = word.partition("=")
+            named[name] = value
+        else:
+            plain.append(word)
+    return plain, named
+
+
+def bounds(text: str) -> tuple[bytes, bytes]:
+    lower, _, upper = text.partition("-")
+    return lower.encode(), upper.encode()
+
+
+def interval(text: str) -> Interval:
+    lower, _, upper = text.partition("..")
+    return Interval(lower.encode(), upper.encode() if upper else None)
+
+
+def placed(text: str) -> tuple[int, Part]:
+    """`PART:LOWER-UPPER@TIME[*SIZE]`"""
+    name, span, rest = text.replace("@", ":").split(":")
+    time, _, size = rest.partition("*")
+    lower, upper = bounds(span)
+    return int(time), Part(name, int(size or 100), 1, lower, upper)
+
+
+# --- writing what came out
+
+
+def shown(text: bytes) -> str:
+    return text.decode("ascii", "backslashreplace").replace("\0", "·")
+
+
+def span(found: Interval) -> str:
+    upper = "∞" if found.upper is None else shown(found.upper)
+    return f"[{shown(found.lower)},{upper})"
+
+
+def frontier(time: int | None) -> str:
+    return "∅" if time is None else str(time)
+
+
+def show_meta(meta: Meta) -> str:
+    text = f"upper {frontier(meta.upper)}, since {frontier(meta.since)}"
+    return f"{text}, {meta.leaves} leaves and {meta.references} references ever"
+
+
+def show_reference(ref: Reference) -> str:
+    where = "L0" if ref.leaf == L0 else f"leaf {ref.leaf}"
+    return f"#{ref.id} {ref.part.key} {span(ref.interval)} @{ref.time} in {where}"
+
+
+def show_table(version: TableVersion) -> str:
+    valid = f"[{version.valid_from},{frontier(version.valid_until)})"
+    return f"{version.name!r} v{version.version} {valid}"
+
+
+SHOWN: dict[type, Callable[[Any], str]] = {
+    type(None): lambda _: "gone",
+    Meta: show_meta,
+    Session: lambda s: f"{s.count} records since {s.opened}",
+    Leaf: lambda leaf: f"leaf {leaf.id} {span(leaf.interval)} of {leaf.parent}",
+    Reference: show_reference,
+    PartUse: lambda use: f"{use.references} references, born {use.born}",
+    Dead: lambda dead: f"{dead.size} bytes, lived from {dead.born} to {dead.dead}",
+    Entry: lambda e: f"{shown(e.batch.lower)}-{shown(e.batch.upper)} by {e.session}",
+    TableVersion: show_table,
+    Progress: lambda progress: f"through {progress.tidied_through}",
+    TokenWindow: lambda w: ", ".join(f"{number} at {time}" for number, time in w.results),
+}
+
+
+def item(collection: str, key: Key, after: object) -> str:
+    name = "/".join(shown(piece) if isinstance(piece, bytes) else str(piece) for piece in key)
+    return f"{collection} {name or '·'}: {SHOWN[type(after)](after)}"
+
+
+# --- running them
+
+
+@dataclass
+class Script:
+    """One shard, and everything that the commands of a script do to it."""
+
+    state: State = field(default_factory=initial)
+    session: str = "w1"
+    fenced: bool = False
+    known: set[str] = field(default_factory=set)
+
+    def run(self, line: str) -> list[str]:
+        verb, _, rest = line.partition(" ")
+        try:
+            return VERBS[verb](self, *words(rest))
+        except StrandlineError as error:
+            return [f"{error.kind}: {error}"]
+
+    def do(self, command: Command) -> list[str]:
+        first = self.session not in self.known and not self.fenced
+        decision = decide(self.state, command, Author(self.session, first))
+        if decision.diffs:
+            self.known.add(self.session)
+            self.state = replay(self.state, self.state.seqno + 1, b"", decision.diffs)
+        assert broken(self.state) == []
+        diffs = [d for d in decision.diffs if d.collection not in {"sessions", "meta"}]
+        return [f"-> {result(decision.result)}", *map(changed, diffs)]
+
+    def version(self, table: str) -> TableVersion:
+        found = current_table(self.state, table)
+        if found is None:  # DDL that comes too late still has the version that it saw
+            *_, found = (v for _, v in self.state.tables.prefix((table,)))
+        return found
+
+
+def result(found: object) -> str:
+    match found:
+        case bool() | int() | None:
+            return str(found).lower()
+        case _:
+            return str(found).partition("(")[2].rstrip(")")
+
+
+def changed(diff: Diff) -> str:
+    return "   " + item(*diff)
+
+
+Words = list[str]
+Named = dict[str, str]
+
+
+def run_as(script: Script, plain: Words, _: Named) -> list[str]:
+    script.session = plain[0]
+    script.fenced = "fenced" in plain
+    return []
+
+
+def run_create(script: Script, plain: Words, named: Named) -> list[str]:
+    change = creates(plain[0], plain[1])
+    return script.do(Commit(int(named.get("@", 0)), changes=(change,)))
+
+
+def run_rename(script: Script, plain: Words, named: Named) -> list[str]:
+    now = script.version(plain[0])
+    change = TableChange(replace(now, name=plain[1]), int(named.get("version", now.version)))
+    return script.do(Commit(int(named.get("@", 0)), changes=(change,)))
+
+
+def run_drop(script: Script, plain: Words, named: Named) -> list[str]:
+    now = script.version(plain[0])
+    change = TableChange(now, now.version, dropped=True)
+    return script.do(Commit(int(named.get("@", 0)), changes=(change,)))
+
+
+def run_commit(script: Script, plain: Words, named: Named) -> list[str]:
+    since = int(named["since"]) if "since" in named else None
+    writes = []
+    for word in plain:
+        table, _, keys = word.partition(":")
+        writes.append(Write(table, batch(*bounds(keys)), unchanged_since=since))
+    scope, _, number = named.get("token", "").partition("/")
+    token = (scope, int(number)) if scope else None
+    return script.do(Commit(int(named.get("@", 0)), tuple(writes), token=token))
+
+
+def run_tidy(script: Script, plain: Words, _: Named) -> list[str]:
+    keys = []
+    for word in plain:
+        table, time, ordinal = word.split("/")
+        keys.append((table, int(time), int(ordinal)))
+    return script.do(Tidy(tuple(keys)))
+
+
+def run_apply(script: Script, plain: Words, _: Named) -> list[str]:
+    expected, new = plain[0].split("..")
+    return script.do(Apply(int(expected), int(new), tuple(placed(word) for word in plain[1:])))
+
+
+def run_compact(script: Script, plain: Words, named: Named) -> list[str]:
+    arrow = plain.index("->")
+    ids = {int(word) for word in plain[:arrow]}
+    found = {ref.id: key for key, ref in script.state.references.range()}
+    outputs = []
+    for word in plain[arrow + 1 :]:
+        leaf, _, rest = word.partition(":")
+        time, part = placed(rest)
+        lower = next((k[0] for k, v in script.state.leaves.range() if v.id == int(leaf)), b"")
+        outputs.append(Output(int(leaf), lower, part, time))
+    inputs = tuple(found.get(number, (1, b"", number)) for number in sorted(ids))
+    return script.do(Compact(inputs, tuple(outputs), int(named.get("since", 0))))
+
+
+def run_descend(script: Script, _: Words, __: Named) -> list[str]:
+    return [line for command in plan_descent(script.state) for line in script.do(command)]
+
+
+def run_split(script: Script, plain: Words, _: Named) -> list[str]:
+    leaf = int(plain[0])
+    lower = next((k[0] for k, v in script.state.leaves.range() if v.id == leaf), b"")
+    return script.do(Split(leaf, lower, tuple(word.encode() for word in plain[1:])))
+
+
+def run_advance(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(AdvanceUpper(int(plain[0])))
+
+
+def run_close(script: Script, _: Words, __: Named) -> list[str]:
+    return script.do(CloseSession())
+
+
+def run_state(script: Script, _: Words, __: Named) -> list[str]:
+    return [
+        item(name, key, after)
+        for name, items in script.state.maps.items()
+        for key, after in items.range()
+    ]
+
+
+def run_names(script: Script, plain: Words, _: Named) -> list[str]:
+    time = int(plain[0])
+    return [
+        f"{version.name} is {version.table}"
+        for _, version in script.state.tables.range()
+        if version.valid_from <= time
+        and (version.valid_until is None or time < version.valid_until)
+    ]
+
+
+def run_read(script: Script, plain: Words, named: Named) -> list[str]:
+    entries = []
+    for word in plain:
+        if word.startswith("+"):
+            time, _, keys = word[1:].partition(":")
+            entries.append(Entry("t", int(time), 0, "w", batch(*bounds(keys))))
+    asked = [interval(word) for word in plain if not word.startswith("+")] or None
+    tasks = plan_read(script.state, entries, asked, int(named.get("@", 99)))
+    lines = []
+    for task in tasks:
+        sources = [f"{ref.part.key}{span(ref.interval)}" for ref in task.references]
+        sources += [f"@{entry.time}" for entry in task.entries]
+        asked_here = " ".join(map(span, task.intervals))
+        lines.append(f"leaf {task.leaf.id} {asked_here}: {' '.join(sources)}")
+    return lines
+
+
+def run_plan(script: Script, plain: Words, named: Named) -> list[str]:
+    jobs = plan_compaction(
+        script.state,
+        plain[0],
+        forward_to=int(named.get("to", -1)),
+        parts_max=int(named.get("max", 11)),
+    )
+    lines = []
+    for job in jobs:
+        assert job.leaf is not None
+        inputs = " ".join(ref.part.key for _, ref in job.inputs)
+        whole = "whole" if job.whole else "not whole"
+        lines.append(f"leaf {job.leaf.id}: {inputs} ({job.size} bytes, {whole})")
+    return lines
+
+
+VERBS: dict[str, Callable[[Script, Words, Named], list[str]]] = {
+    name.removeprefix("run_"): function
+    for name, function in list(globals().items())
+    if name.startswith("run_")
+}
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_transcript_is_what_comes_out(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    script = Script()
+    found = []
+    for block in blocks(text):
+        output = [line for command in block.commands for line in script.run(command)]
+        found.append(Block(block.comment, block.commands, output))
+    written = "\n\n".join(
+        str(block) if block.commands else "\n".join(block.comment) for block in found
+    )
+    if REWRITE:
+        path.write_text(written + "\n", encoding="utf-8")
+    assert text == written + "\n"
+
+
+def test_there_are_transcripts_and_each_checks_something() -> None:
+    paths = list(HERE.glob("*.txt"))
+    assert paths
+    for path in paths:
+        assert any(block.output for block in blocks(path.read_text(encoding="utf-8"))), path
