@@ -7,6 +7,7 @@ everywhere else.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import threading
@@ -52,10 +53,13 @@ class Env(Protocol):
         """`2 * nbytes` lower-case hex digits that no other process draws, for ids."""
 
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """`[function(i) for i in items]`, run side by side; raises the first error in item order."""
+        """`[function(i) for i in items]`, run side by side; raises the first in item order."""
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         """Runs `function` once per wake on a thread of its own. `function` handles its errors."""
+
+    def process_id(self) -> int:
+        """A number that differs in a fork of this process."""
 
 
 class Deadline:
@@ -76,7 +80,8 @@ class Deadline:
         """Raises `DeadlineExceeded` when no time is left."""
         if self.remaining() <= 0.0:
             raise DeadlineExceeded(
-                f"{doing} did not end within {self._seconds:g} s; pass a larger timeout= to wait longer",
+                f"{doing} did not end within {self._seconds:g} s; "
+                "pass a larger timeout= to wait longer",
                 may_have_happened=may_have_happened,
             )
 
@@ -139,6 +144,9 @@ class RealEnv:
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         return _ThreadWorker(name, function)
+
+    def process_id(self) -> int:
+        return os.getpid()
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:

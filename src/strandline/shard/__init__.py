@@ -1,0 +1,1 @@
+"""One shard: the only code that does I/O on state."""

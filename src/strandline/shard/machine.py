@@ -1,0 +1,519 @@
+"""One shard as one process sees it: the compare-and-set loop around the pure state machine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from strandline.env import Deadline, Env
+from strandline.errors import (
+    Corruption,
+    DeadlineExceeded,
+    Fenced,
+    LocationError,
+    StrandlineError,
+    UsageError,
+)
+from strandline.ids import SessionId, ShardId
+from strandline.location import Location
+from strandline.location.consensus import Record
+from strandline.settings import Settings
+from strandline.shard.chain import record_name, verified
+from strandline.shard.follower import Follower
+from strandline.shard.opening import Log
+from strandline.shard.patience import is_final, pauses
+from strandline.shard.rollup import Writer
+from strandline.shard.upkeep import Upkeep
+from strandline.state.codec import LogRecord, encode_record, record_hash
+from strandline.state.commands import CloseSession, Command
+from strandline.state.decide import Author, Decision, decide
+from strandline.state.model import Diff
+from strandline.state.pages import PagesNeeded
+from strandline.state.replay import State, initial
+
+__all__ = ["Machine"]
+
+A = TypeVar("A")
+Decide = Callable[[State, Command, Author], Decision]
+
+_LOSSES_WITHOUT_SLEEP = 3
+_log = logging.getLogger("strandline")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """A record that is about to be put, and all that is needed once its outcome is known."""
+
+    command: Command
+    record: LogRecord
+    data: bytes
+    digest: bytes
+    result: Any
+
+
+class Machine:
+    """One shard seen from one process. Thread-safe; not for use in a fork of the process.
+
+    Reading the state takes no lock across requests; commands of one machine queue up, because a
+    session has at most one unsettled record per shard.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        shard: ShardId,
+        session: SessionId,
+        env: Env,
+        settings: Settings,
+        *,
+        decide: Decide = decide,
+    ) -> None:
+        self.shard = shard
+        self.session = session
+        self._location = location
+        self._env = env
+        self._settings = settings
+        self._decide = decide
+        self._process = env.process_id()
+        self._upkeep = Upkeep(settings, session)
+        self._follower = Follower(Log(location, shard, env), env, self._upkeep)
+        self._closed = False
+        self._fenced = ""
+        self._registered = False
+        # Held while a command is under way, requests included: the queue of this session.
+        self._turn = threading.Lock()
+        self._unsettled: _Attempt | None = None
+        # Held while a rollup is written.
+        self._rolling = threading.Lock()
+
+    # --- reading
+
+    @property
+    def state(self) -> State:
+        """The newest state that is known without asking; the empty one before the first request."""
+        return self._follower.newest or initial()
+
+    @property
+    def pages_read(self) -> int:
+        """Pages of state fetched so far."""
+        return self._follower.pages_read
+
+    def refresh(self, *, timeout: float | None = None) -> State:
+        """The newest state: one request for newer records, and more only where the log is behind.
+
+        Everything that was committed before the call is in it. Errors: Corruption,
+        LocationError.
+        """
+        deadline = self._deadline(timeout)
+        state = self._follower.catch_up(deadline)
+        if self._unsettled is None:
+            return state
+        self._settle_in_passing(deadline)
+        return self._follower.newest or state
+
+    def run(
+        self,
+        function: Callable[[State], A],
+        *,
+        timeout: float | None = None,
+        state: State | None = None,
+    ) -> A:
+        """What `function` makes of a state, evaluated again whenever pages had to be loaded for it.
+
+        `function` is pure. Without `state` it gets the newest one that is known.
+        """
+        known = state or self._follower.newest
+        if known is not None:
+            try:
+                return function(known)
+            except PagesNeeded:
+                pass  # the slow way
+        return self._follower.run(function, self._deadline(timeout), state)
+
+    def records(
+        self, from_seqno: int = 1, *, limit: int | None = None, timeout: float | None = None
+    ) -> list[LogRecord]:
+        """The log's records from `from_seqno` on, decoded, the newest last.
+
+        Begins later when the log was truncated. Corruption where a record is damaged or missing.
+        """
+        return self._follower.records(from_seqno, limit, self._deadline(timeout))
+
+    # --- writing
+
+    def submit(self, command: Command, *, timeout: float | None = None, note: str = "") -> Any:
+        """Makes the command happen once; returns what `decide` says its result is.
+
+        Errors: what `decide` raises; LocationError, whose `may_have_happened` tells whether the
+        command may yet take effect; Corruption.
+        """
+        deadline = self._deadline(timeout)
+        if self._location.read_only:
+            raise UsageError(
+                f"{self._location.url} was opened for reading only; open it for writing"
+            )
+        if self._closed:
+            raise UsageError("this handle is closed; open the database again")
+        result = self._submit(command, note, deadline)
+        if not self._settings.background:
+            self.maybe_rollup()
+        return result
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Ends the session in this shard, if it has one here. Closing twice is harmless."""
+        if self._closed or self._env.process_id() != self._process:
+            return
+        self._closed = True
+        if self._location.read_only or not (self._registered or self._unsettled):
+            return
+        try:
+            self._submit(CloseSession(), "", self._deadline(timeout))
+        except Fenced:
+            _log.info("session %s had been ended in shard %s", self.session, self.shard)
+
+    @property
+    def rollup_due(self) -> bool:
+        """Whether `maybe_rollup` would write a rollup now."""
+        return self._is_rollup_due()
+
+    def _is_rollup_due(self) -> bool:
+        state = self._follower.newest
+        # Rollups are written by sessions of the shard that registers them.
+        if state is None or not self._registered or self._closed:
+            return False
+        return self._upkeep.is_due(state)
+
+    def maybe_rollup(self, *, timeout: float | None = None) -> bool:
+        """Writes a rollup if one is due; the next record names it. True if it did.
+
+        A failure is logged, and the rollup is due again some records later.
+        """
+        if not self._is_rollup_due() or not self._rolling.acquire(blocking=False):
+            return False
+        try:
+            # Asked again: another thread may have written one just now.
+            return self._is_rollup_due() and self._roll_up(self._deadline(timeout))
+        except StrandlineError as error:
+            _log.warning("a rollup of shard %s failed and is retried later: %s", self.shard, error)
+            with self._follower.moving:
+                self._upkeep.failed(self.state)
+            return False
+        finally:
+            self._rolling.release()
+
+    def _roll_up(self, deadline: Deadline) -> bool:
+        follower = self._follower
+        with follower.moving:
+            state, base = self.state, self._upkeep.base
+            begun = self._upkeep.begin()
+        writer = Writer(
+            self._location.blob,
+            self.shard,
+            self.session,
+            self._env,
+            self._settings,
+            lambda slots: follower.load(state, slots, deadline),
+            deadline,
+        )
+        try:
+            sealed = writer.write(state, base)
+        except Corruption as error:
+            follower.avoid(error, deadline)
+            raise
+        with follower.moving:
+            return self._upkeep.end(sealed, begun)
+
+    # --- the queue
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        if self._env.process_id() != self._process:
+            # Two processes may not share a session: both would write records of one id.
+            raise UsageError(
+                f"this handle belongs to process {self._process} and is used in a fork of it; "
+                "open the database again in this process"
+            )
+        return Deadline(self._env, self._settings.timeout_seconds if timeout is None else timeout)
+
+    @contextmanager
+    def _in_turn(self, deadline: Deadline) -> Iterator[None]:
+        longest = min(deadline.remaining(), threading.TIMEOUT_MAX)
+        if not self._turn.acquire(timeout=longest):
+            raise DeadlineExceeded(
+                f"earlier commands on shard {self.shard} did not end in time, and this one was "
+                "not begun; pass a larger timeout= to wait longer",
+                may_have_happened=False,
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _submit(self, command: Command, note: str, deadline: Deadline) -> Any:
+        with self._in_turn(deadline):
+            if self._fenced:
+                raise Fenced(self._fenced)
+            if self._unsettled is not None:
+                self._settle_remembered(self._unsettled, deadline)
+            return self._until_written(command, note, deadline)
+
+    def _until_written(self, command: Command, note: str, deadline: Deadline) -> Any:
+        """Decide, put; whoever lost looks at the newer state and decides again."""
+        # A refusal, or a result without a record, stands only if it rests on a state that was
+        # current after the call began.
+        fresh = self._follower.newest is None
+        losses = 0
+        delays = pauses(self._env, deadline)
+        while True:
+            state = self._follower.opened(deadline)
+            try:
+                attempt = self._prepare(command, note, deadline)
+            except (LocationError, Corruption):
+                raise
+            except StrandlineError:
+                if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
+                    raise
+                fresh = True
+                continue
+            if isinstance(attempt, Decision):
+                if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
+                    return attempt.result
+                fresh = True
+                continue
+            if self._write(attempt, deadline):
+                return attempt.result
+            fresh = False
+            losses += 1
+            deadline.check(f"a command on shard {self.shard}", may_have_happened=False)
+            if losses > _LOSSES_WITHOUT_SLEEP:
+                self._env.sleep(min(next(delays), 0.05))
+
+    def _prepare(self, command: Command, note: str, deadline: Deadline) -> _Attempt | Decision:
+        """The record of the command on the newest known state; the decision if there is none."""
+        sealed = None if isinstance(command, CloseSession) else self._upkeep.sealed
+
+        def evaluate(state: State) -> tuple[State, Decision, int, bool]:
+            session = state.sessions.get((self.session,))
+            if session is not None:
+                self._registered = True
+            author = Author(self.session, first=not self._registered)
+            decision = self._decide(state, command, author)
+            # A rollup that shares pages with one that is no longer kept may not be named: its
+            # pages may be gone.
+            base = None if sealed is None else sealed.base
+            kept = base is None or state.rollups.get((base.seqno,)) is not None
+            return state, decision, 1 if session is None else session.count + 1, kept
+
+        state, decision, count, kept = self._follower.run(evaluate, deadline, None)
+        if not decision.diffs:
+            return decision
+        diffs = decision.diffs
+        newest = self._upkeep.newest
+        if sealed is not None and kept:
+            newest = sealed.rollup
+            diffs = (*diffs, Diff("rollups", (newest.seqno,), newest))
+        elif sealed is not None:
+            with self._follower.moving:
+                self._upkeep.drop(sealed)
+        name = type(command).__name__
+        record = LogRecord(
+            self.shard,
+            state.seqno + 1,
+            self.session,
+            count,
+            state.hash,
+            name,
+            note,
+            newest,
+            diffs,
+        )
+        data = encode_record(record)
+        return _Attempt(command, record, data, record_hash(data), decision.result)
+
+    # --- the slot
+
+    def _put(self, attempt: _Attempt, deadline: Deadline) -> bool:
+        return self._location.consensus.compare_and_set(
+            self.shard, attempt.record.seqno - 1, attempt.data, timeout=deadline.remaining()
+        )
+
+    def _write(self, attempt: _Attempt, deadline: Deadline) -> bool:
+        """Whether the record is in the log. False: it is certain that it never will be."""
+        # SUBTLE: remembered before the request goes out and forgotten only once the outcome is
+        # known. Whatever ends this call in between (a deadline, an interrupt from the keyboard, a
+        # bug in an adapter) leaves a record behind that may land at any time; until it is settled
+        # nothing else may be written by this session, because two unsettled records of one
+        # session could not be told apart by its count.
+        self._unsettled = attempt
+        try:
+            won = self._put(attempt, deadline)
+        except LocationError as error:
+            if error.may_have_happened:
+                return self._settle(attempt, deadline)
+            self._unsettled = None
+            if is_final(error) or isinstance(error, DeadlineExceeded):
+                raise
+            self._env.sleep(min(0.05 * self._env.random(), deadline.remaining()))
+            return False
+        if not won:
+            # Not the end: the client library below may have repeated the request by itself and
+            # have met its own first try. The slot tells.
+            return self._settle(attempt, deadline)
+        self._won(attempt)
+        return True
+
+    def _won(self, attempt: _Attempt) -> None:
+        self._follower.wrote(attempt.record, attempt.digest, len(attempt.data))
+        self._registered = True
+        self._unsettled = None
+
+    def _settle(self, attempt: _Attempt, deadline: Deadline) -> bool:
+        """Whether the record is in the log, however its requests were answered.
+
+        LocationError (may have happened) when that cannot be found out: in time, and then the
+        record stays remembered, or ever.
+        """
+        try:
+            return self._settled(attempt, deadline)
+        except LocationError as error:
+            if error.may_have_happened:
+                raise
+            # A look that failed says nothing of what is looked for.
+            raise self._undecided() from error
+
+    def _settled(self, attempt: _Attempt, deadline: Deadline) -> bool:
+        slot = attempt.record.seqno
+        delays = pauses(self._env, deadline)
+        while True:
+            found = self._follower.log.scan(slot, deadline)
+            if found and found[0].seqno == slot:
+                return self._settled_by_slot(attempt, found)
+            if found:  # the log was truncated past the slot: no slot proves anything
+                return self._settled_by_state(attempt, deadline)
+            # SUBTLE: an empty slot decides nothing, the late request may still land. So the same
+            # bytes are put until something is in the slot. To decide anew on a newer state would
+            # be wrong: if both records landed, the command would happen twice.
+            try:
+                if self._put(attempt, deadline):
+                    self._won(attempt)
+                    return True
+            except LocationError as error:
+                _log.info("settling %s: %s", record_name(self.shard, slot), error)
+            else:
+                self._check_log_reaches(slot - 1, deadline)
+            if deadline.remaining() <= 0.0:
+                raise self._undecided()
+            self._env.sleep(next(delays))
+
+    def _undecided(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"whether a command on shard {self.shard} happened could not be found out in time; "
+            "it is settled before the next command of this handle",
+            may_have_happened=True,
+        )
+
+    def _check_log_reaches(self, seqno: int, deadline: Deadline) -> None:
+        """A slot was taken for a compare-and-set and empty for a look: is the log behind us?"""
+        head = self._follower.log.head(deadline)
+        newest = 0 if head is None else head.seqno
+        if newest < seqno:
+            missing = record_name(self.shard, seqno)
+            raise Corruption(
+                f"{missing} is missing: this process has seen it, but the log ends with record "
+                f"{newest}; was it restored from a backup?",
+                object=missing,
+            )
+
+    def _settled_by_slot(self, attempt: _Attempt, found: Sequence[Record]) -> bool:
+        """The record in the slot decides: its own bytes mean success, others' loss."""
+        if found[0].data == attempt.data:
+            self._won(attempt)
+            self._follower.advance(found)
+            return True
+        self._unsettled = None
+        other = verified(self.shard, found[0])
+        record = attempt.record
+        if (other.session, other.count) == (record.session, record.count):
+            self._fenced = (
+                f"session {self.session} is used by another process too, which wrote "
+                f"{record_name(self.shard, record.seqno)}; open the database again"
+            )
+            raise Fenced(self._fenced)
+        self._follower.advance(found)
+        return False
+
+    def _settled_by_state(self, attempt: _Attempt, deadline: Deadline) -> bool:
+        """The newest state's count of the session decides; if that is gone, the token."""
+        record = attempt.record
+        state = self._follower.catch_up(deadline)
+        if state.seqno < record.seqno:
+            missing = record_name(self.shard, state.seqno + 1)
+            raise Corruption(f"{missing} is missing", object=missing)
+        happened, ended = self._follower.run(lambda s: _happened(s, attempt), deadline, None)
+        self._unsettled = None
+        # What ended was registered: `decide` refuses its next command.
+        self._registered = self._registered or ended or bool(happened)
+        if happened is not None:
+            return happened
+        # The session is gone, whether or not this would have been its first record: an id that
+        # was ended never comes back.
+        self._fenced = f"session {self.session} has ended; open the database again"
+        raise LocationError(
+            f"whether a command on shard {self.shard} happened cannot be known: the log was "
+            f"truncated past its record {record.seqno} and the session {self.session} has "
+            "ended; look at the data before you repeat it, or use a token next time",
+            may_have_happened=True,
+        )
+
+    def _settle_remembered(self, attempt: _Attempt, deadline: Deadline) -> None:
+        """Finds out about the record that an earlier call left behind, so that the next may go."""
+        name = record_name(self.shard, attempt.record.seqno)
+        try:
+            happened = self._settle(attempt, deadline)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"an earlier command of this handle ({name}) could not be settled in time; the "
+                "one that waits for it was not begun",
+                may_have_happened=False,
+            ) from error
+        except LocationError as error:
+            _log.warning("%s: %s", name, error)
+            raise Fenced(self._fenced) from error
+        _log.info("%s of an earlier call %s", name, "is there" if happened else "lost")
+
+    def _settle_in_passing(self, deadline: Deadline) -> None:
+        """Tries to settle what an earlier call left behind; a read does not depend on it."""
+        if not self._turn.acquire(blocking=False):
+            return  # whoever has the turn is at it
+        try:
+            if self._unsettled is not None:
+                brief = Deadline(self._env, min(1.0, deadline.remaining() / 4))
+                self._settle_remembered(self._unsettled, brief)
+        except StrandlineError as error:
+            _log.info("shard %s: %s", self.shard, error)
+        finally:
+            self._turn.release()
+
+
+def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
+    """Whether the record is in the history of a state beyond its slot (None: it cannot be known),
+    and whether the session is one that ended.
+    """
+    record = attempt.record
+    session = state.sessions.get((record.session,))
+    if session is not None:
+        return session.count >= record.count, False
+    token = getattr(attempt.command, "token", None)
+    if token is None:
+        return None, True
+    # The session is gone; what is asked then is whether the token is decided. If it is, deciding
+    # once more gives the caller the token's own result (it may have been committed by another
+    # session), or refuses a command that never happened.
+    scope, number = token
+    window = state.tokens.get((scope,))
+    if window is None or number > window.highest:
+        return False, record.count > 1
+    return (False if number in dict(window.results) else None), True

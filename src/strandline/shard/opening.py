@@ -1,0 +1,190 @@
+"""A shard's newest state from nothing: the newest rollup that is whole, and the log after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+from strandline.env import Deadline, Env
+from strandline.errors import Corruption
+from strandline.location import BlobMissing, Location
+from strandline.location.consensus import Record
+from strandline.shard.chain import follow, record_name, verified
+from strandline.shard.patience import reading
+from strandline.state.codec import Manifest, decode_rollup
+from strandline.state.model import COLLECTIONS, Rollup
+from strandline.state.pages import Page, PagedMap, Slot
+from strandline.state.replay import State, initial
+
+__all__ = ["SCAN_RECORDS", "Log", "Opened", "open_state", "state_of"]
+
+SCAN_RECORDS = 256
+"""Records asked for at once."""
+
+_ATTEMPTS = 5
+"""Times that opening starts over because the log was truncated meanwhile."""
+
+_log = logging.getLogger("strandline")
+
+
+class Opened(NamedTuple):
+    """A state and the rollups that count for it."""
+
+    state: State
+    base: Rollup | None
+    """The rollup that the state's stored pages come from; None if there are none."""
+    newest: Rollup | None
+    """The newest rollup that the log names and that is not known to be damaged."""
+    damaged: frozenset[str]
+    """Keys of the rollups that were passed over."""
+
+
+class Log:
+    """One shard's log, read with patience."""
+
+    def __init__(self, location: Location, shard: str, env: Env) -> None:
+        self.location = location
+        self.shard = shard
+        self.env = env
+
+    def head(self, deadline: Deadline) -> Record | None:
+        """The newest record."""
+        return reading(
+            self.env,
+            deadline,
+            f"reading the head of the log of shard {self.shard}",
+            lambda timeout: self.location.consensus.head(self.shard, timeout=timeout),
+        )
+
+    def scan(self, seqno: int, deadline: Deadline, limit: int = SCAN_RECORDS) -> list[Record]:
+        """The records from `seqno` on, at most `limit`."""
+        return reading(
+            self.env,
+            deadline,
+            f"reading the log of shard {self.shard} from record {seqno}",
+            lambda timeout: list(
+                self.location.consensus.scan(self.shard, seqno, limit, timeout=timeout)
+            ),
+        )
+
+    def get(self, key: str, deadline: Deadline) -> bytes:
+        """The bytes of an object of the shard's state."""
+        return reading(
+            self.env,
+            deadline,
+            f"reading {key}",
+            lambda timeout: self.location.blob.get(key, timeout=timeout),
+        )
+
+
+def open_state(log: Log, deadline: Deadline, *, avoid: AbstractSet[str] = frozenset()) -> Opened:
+    """The newest state. Rollups that are damaged or name an object in `avoid` are passed over."""
+    for _ in range(_ATTEMPTS):
+        head = log.head(deadline)
+        if head is None:
+            return Opened(initial(), None, None, frozenset())
+        start = _usable_rollup(log, verified(log.shard, head).rollup, deadline, avoid)
+        opened = _catch_up(log, start, deadline)
+        if opened is None:
+            continue
+        if opened.state.seqno < head.seqno:
+            missing = record_name(log.shard, opened.state.seqno + 1)
+            raise Corruption(
+                f"{missing} is missing: the log was at record {head.seqno} a moment ago",
+                object=missing,
+            )
+        return opened
+    missing = record_name(log.shard, start.state.seqno + 1)
+    where = "the beginning" if start.base is None else f"rollup {start.base.key}"
+    raise Corruption(
+        f"{missing} is missing: the log was truncated past it, and what is left cannot be "
+        f"replayed from {where}",
+        object=missing,
+    )
+
+
+def _catch_up(log: Log, start: Opened, deadline: Deadline) -> Opened | None:
+    """The state with all newer records; None when the log begins only after the next one."""
+    state, base, newest, damaged = start
+    while True:
+        found = log.scan(state.seqno + 1, deadline)
+        if found and found[0].seqno > state.seqno + 1:
+            return None
+        state, records = follow(state, log.shard, found)
+        for record in records:
+            named = record.rollup
+            if named is not None and named.key not in damaged:
+                newest = named if newest is None or named.seqno > newest.seqno else newest
+        if len(found) < SCAN_RECORDS:
+            return Opened(state, base, newest, damaged)
+
+
+def _usable_rollup(
+    log: Log, newest: Rollup | None, deadline: Deadline, avoid: AbstractSet[str]
+) -> Opened:
+    """The newest rollup that can be read, or the empty state when there is none at all."""
+    rollup = newest
+    damaged: set[str] = set()
+    while rollup is not None:
+        try:
+            state = _load(log, rollup, deadline, avoid)
+        except (Corruption, BlobMissing) as error:
+            before = _rollup_before(log, rollup, deadline, error)
+            _log.warning(
+                "rollup %s of shard %s cannot be used (%s); falling back to %s and replay",
+                rollup.key,
+                log.shard,
+                error,
+                "the beginning of the log" if before is None else before.key,
+            )
+            damaged.add(rollup.key)
+            rollup = before
+        else:
+            return Opened(state, rollup, rollup, frozenset(damaged))
+    return Opened(initial(), None, None, frozenset(damaged))
+
+
+def _rollup_before(log: Log, rollup: Rollup, deadline: Deadline, error: Exception) -> Rollup | None:
+    """The rollup before this one: the newest that there was when its last record was written."""
+    found = log.scan(rollup.seqno, deadline, limit=1)
+    if not found or found[0].seqno != rollup.seqno:
+        raise Corruption(
+            f"rollup {rollup.key} cannot be used ({error}), and the log was truncated past the "
+            "record that names the one before it",
+            object=rollup.key,
+        ) from error
+    before = verified(log.shard, found[0]).rollup
+    if before is not None and before.seqno >= rollup.seqno:
+        raise Corruption(
+            f"{record_name(log.shard, rollup.seqno)} names the later rollup {before.key}",
+            object=before.key,
+        )
+    return before
+
+
+def _load(log: Log, rollup: Rollup, deadline: Deadline, avoid: AbstractSet[str]) -> State:
+    manifest = decode_rollup(log.get(rollup.key, deadline), rollup.key)
+    if (manifest.shard, manifest.seqno) != (log.shard, rollup.seqno):
+        raise Corruption(
+            f"{rollup.key} is of shard {manifest.shard} at {manifest.seqno}, not of {log.shard} "
+            f"at {rollup.seqno}",
+            object=rollup.key,
+        )
+    for pages in manifest.pages.values():
+        for ref in () if isinstance(pages, Page) else pages:
+            if ref.key in avoid:
+                raise Corruption(f"its page {ref.key} is damaged", object=ref.key)
+    return state_of(manifest)
+
+
+def state_of(manifest: Manifest) -> State:
+    """The state that a rollup holds, with none but its inline pages loaded."""
+    maps: dict[str, PagedMap[Any]] = {}
+    for name in COLLECTIONS:
+        pages = manifest.pages.get(name, ())
+        if isinstance(pages, Page):
+            maps[name] = PagedMap((Slot((), pages, None),))
+        else:
+            maps[name] = PagedMap.stored(pages)
+    return State(manifest.seqno, manifest.hash, maps)
