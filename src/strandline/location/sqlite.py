@@ -35,6 +35,7 @@ _TRUNCATE = _QUERIES["truncate"]
 
 _BUSY_PAUSE_SECONDS = 0.000_2
 _TRUNCATE_BITE = 1_000
+_PAGE_BYTES_LEAST = 512
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -217,9 +218,10 @@ class SqliteConsensus:
             rows = self._read_only(sql, (), deadline)
         application, version, tables = rows[0]
         if application == 0 and version == 0 and tables == 0:
-            if not create:
+            # SQLite takes a file of a few bytes for an empty one, and would write over it.
+            if not create or 0 < os.stat(self._path).st_size < _PAGE_BYTES_LEAST:
                 raise Corruption(
-                    f"{self._path} is empty, but should hold a log; restore it", object=self._path
+                    f"{self._path} is not a log, or was cut off; restore it", object=self._path
                 )
             return False
         if application != APPLICATION_ID:

@@ -33,8 +33,9 @@ class Reading:
         self._path = path
         self._env = env
         name = quote(path)
-        # Without readonly_shm SQLite would make the two other files where it may.
-        self._live = Pool(lambda: _connect(f"file:{name}?mode=ro&readonly_shm=1"))
+        # Not with readonly_shm=1: SQLite keeps one map of the third file per process, and a writer
+        # in this process that came upon a map for reading only would fail.
+        self._live = Pool(lambda: _connect(f"file:{name}?mode=ro"))
         self._still = Pool(lambda: _connect(f"file:{name}?mode=ro&immutable=1"))
         self._is_live = False
 
@@ -42,7 +43,12 @@ class Reading:
         """The query's rows, as of some moment during the call."""
         if self._is_live:
             # The connection keeps a lock by which writers know not to remove the -wal file.
-            return self._live.execute(sql, parameters)[0]
+            try:
+                return self._live.execute(sql, parameters)[0]
+            except sqlite3.OperationalError as error:
+                if not _may_pass(error):
+                    raise
+                self._is_live = False
         pauses = 0
         while True:
             try:
