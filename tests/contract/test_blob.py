@@ -11,7 +11,9 @@ from strandline.env import RealEnv
 from strandline.location.blob import Blob
 from strandline.location.files import FileBlob
 from strandline.location.memory import MemoryBlob, MemoryStore
+from strandline.location.retry import RetryingBlob
 from strandline.testing.blob_contract import BlobContract
+from strandline.testing.faults import FAIL_AFTER, Call, Fault, Faults, FaultyBlob
 
 
 def open_files(root: Path) -> Blob:
@@ -30,3 +32,38 @@ class TestFileBlob(BlobContract):
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
         self.opener = functools.partial(open_files, tmp_path / "new" / "store")
+
+
+class TestRetryingBlob(BlobContract):
+    @pytest.fixture(autouse=True)
+    def _place(self) -> None:
+        store, env = MemoryStore(), RealEnv()
+        self.opener = lambda: RetryingBlob(MemoryBlob(store, env), env)
+
+
+class TestRetryingBlobThatOftenFails(BlobContract):
+    """The answers of every other call that only reads are lost."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self) -> None:
+        store, env = MemoryStore(), NoWaiting()
+
+        def fail_every_other(call: Call) -> Fault | None:
+            if call.kind in ("upload", "put", "delete") or call.number % 2:
+                return None
+            return FAIL_AFTER
+
+        faults = Faults(fail_every_other)
+        self.opener = lambda: RetryingBlob(FaultyBlob(MemoryBlob(store, env), faults), env)
+
+
+class TestFaultyBlobWithoutFaults(BlobContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        faults = Faults()
+        self.opener = lambda: FaultyBlob(FileBlob(tmp_path, RealEnv()), faults)
+
+
+class NoWaiting(RealEnv):
+    def sleep(self, seconds: float) -> None:
+        """Returns at once."""

@@ -10,8 +10,10 @@ import pytest
 from strandline.env import RealEnv
 from strandline.location.consensus import Consensus
 from strandline.location.memory import MemoryConsensus, MemoryStore
+from strandline.location.retry import RetryingConsensus
 from strandline.location.sqlite import SqliteConsensus
 from strandline.testing.consensus_contract import ConsensusContract
+from strandline.testing.faults import Faults, FaultyConsensus
 
 
 class TestMemoryConsensus(ConsensusContract):
@@ -38,3 +40,18 @@ class TestSqliteConsensus(ConsensusContract):
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
         self.opener = functools.partial(open_sqlite, tmp_path / "new" / "log.sqlite")
+
+
+class TestRetryingConsensus(ConsensusContract):
+    @pytest.fixture(autouse=True)
+    def _place(self) -> None:
+        store, env = MemoryStore(), RealEnv()
+        self.opener = lambda: RetryingConsensus(MemoryConsensus(store), env)
+
+
+class TestFaultyConsensusWithoutFaults(ConsensusContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        faults = Faults()
+        path = tmp_path / "log.sqlite"
+        self.opener = lambda: FaultyConsensus(SqliteConsensus(path, RealEnv()), faults)
