@@ -66,6 +66,13 @@ def in_child(function: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def test_every_commit_is_synced(log: SqliteConsensus) -> None:
+    fill(log, 1, 1)
+    (connection,) = log._pool._all
+    assert connection.sqlite.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.sqlite.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
 # Several processes
 
 

@@ -1,4 +1,4 @@
-"""The Blob port: a durable map from key to bytes, in which a key is written once and never changed."""
+"""The Blob port: a durable map from key to bytes; a key is written once and never changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class BlobMissing(LocationError):
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """What a listing tells of an object: key, size in bytes, last change in µs (the location's clock)."""
+    """What a listing tells of an object: key, size in bytes, last change in µs.
+
+    The last change is by the location's clock.
+    """
 
     key: str
     size: int
@@ -61,7 +64,10 @@ class Blob(Protocol):
         """All bytes of the object; `BlobMissing` when there is none."""
 
     def get_range(self, key: str, start: int, length: int, *, timeout: float) -> bytes:
-        """Bytes `start` to `start + length`, fewer at the object's end; a negative `start` counts from the end."""
+        """Bytes `start` to `start + length`, fewer at the object's end.
+
+        A negative `start` counts from the end.
+        """
 
     def put(self, key: str, data: bytes, *, timeout: float) -> None:
         """Creates the object; `BlobExists` when the key is taken."""
@@ -79,7 +85,9 @@ class Blob(Protocol):
     def delete(self, key: str, *, timeout: float) -> bool:
         """Removes the object; False when it was not there. Deleting twice is harmless."""
 
-    def list(self, prefix: str, *, start_after: str | None = None, timeout: float) -> Iterator[BlobInfo]:
+    def list(
+        self, prefix: str, *, start_after: str | None = None, timeout: float
+    ) -> Iterator[BlobInfo]:
         """The objects whose keys begin with `prefix` and sort after `start_after`."""
 
     def close(self) -> None:

@@ -32,8 +32,6 @@ _REMEDIES = {
     errno.EXDEV: "let the whole store be on one file system",
     errno.EOPNOTSUPP: "use a file system that has hard links",
     errno.ENOSYS: "use a file system that has hard links",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system's limit of open files",
 }
 
 _IMPOSSIBLE_NAMES = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
