@@ -9,10 +9,11 @@ import types
 import pytest
 
 from strandline.errors import LocationError
+from strandline.location import Consensus, Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.testing.scheduler import Killed, Lock, Scheduler, Stuck, cooperative_locks
 from strandline.testing.simenv import SimEnv
-from strandline.testing.weather import StormyBlob, StormyConsensus, Weather
+from strandline.testing.weather import Weather, stormy
 
 
 def play(scheduler: Scheduler) -> None:
@@ -210,13 +211,17 @@ def test_an_error_in_a_task_ends_the_run() -> None:
 # --- the weather
 
 
+def location_of(scheduler: Scheduler, store: MemoryStore) -> Location:
+    env = SimEnv(scheduler, scheduler.process("the location"))
+    return Location(MemoryBlob(store, env), MemoryConsensus(store), "memory://", "memory://")
+
+
 def storms(seed: int, weather: Weather) -> dict[str, int]:
     """How often what was answered to puts whose objects were there afterwards, or were not."""
     scheduler = Scheduler(seed)
     store = MemoryStore()
     process = scheduler.process("p")
-    env = SimEnv(scheduler, process)
-    blob = StormyBlob(MemoryBlob(store, env), scheduler, process, weather)
+    blob = stormy(location_of(scheduler, store), scheduler, process, weather).blob
     counts: dict[str, int] = {}
 
     def puts() -> None:
@@ -270,10 +275,12 @@ def test_a_late_compare_and_set_lands_only_where_it_still_fits() -> None:
         store = MemoryStore()
         process = scheduler.process("p")
         weather = Weather(faults=0.6)
-        consensus = StormyConsensus(MemoryConsensus(store), scheduler, process, weather)
+        location = stormy(location_of(scheduler, store), scheduler, process, weather)
         won: list[int] = []
 
-        def appends(who: int, consensus: StormyConsensus = consensus, won: list[int] = won) -> None:
+        def appends(
+            who: int, consensus: Consensus = location.consensus, won: list[int] = won
+        ) -> None:
             for number in range(6):
                 try:
                     if consensus.compare_and_set("s", number, b"%d" % who, timeout=9):

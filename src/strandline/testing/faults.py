@@ -28,6 +28,7 @@ __all__ = [
     "LATE",
     "LOST",
     "TWICE",
+    "TWICE_OTHER",
     "Call",
     "Fault",
     "Faults",
@@ -91,6 +92,10 @@ class Fault:
     twice: bool = False
     """The call is made, and then once more; the caller gets the first answer."""
 
+    other: bool = False
+    """With `twice`: the caller gets the second answer, as from a client library that repeats a
+    request by itself and meets its own first try."""
+
     corrupt: Callable[[bytes], bytes] | None = None
     """Changes the bytes that a read returns, not those that are stored."""
 
@@ -119,6 +124,7 @@ FAIL_AFTER = Fault(after=raising(may_have_happened=True))
 
 LATE = Fault(late=True)
 TWICE = Fault(twice=True)
+TWICE_OTHER = Fault(twice=True, other=True)
 
 
 def flip_a_bit(position: int) -> Callable[[bytes], bytes]:
@@ -188,7 +194,9 @@ class Faults:
             self.late.append((call, act))
             raise raising(may_have_happened=True)(call)
         answer = act()
-        if fault.twice:
+        if fault.twice and fault.other:
+            answer = act()
+        elif fault.twice:
             with suppress(StrandlineError):
                 act()
         if fault.after is not None:

@@ -1,4 +1,4 @@
-"""A location behind a bad network: every call is a switch point, and any of them may go wrong.
+"""Decides, seeded, which calls of a simulated process go wrong, and lets others run before each.
 
 What can happen to a call that changes something, besides success:
 
@@ -6,33 +6,48 @@ What can happen to a call that changes something, besides success:
 - *lost*: it did not happen, and the caller is told that it may have;
 - *unheard*: it happened, and the caller is told that it may have;
 - *late*: the caller is told that it may have happened, and it happens at some later step;
-- *twice*: it is delivered twice, and the caller gets the answer to the second delivery;
-- *twice, late*: the caller gets the answer to the first, the second arrives at some later step;
+- *twice*: it is delivered twice, the caller gets the first answer or the second;
+- *slow*: it takes long;
 - the process dies before it, or after it.
 
-A call that only reads fails, takes long, or is the last thing that its process does.
+A call that only reads is refused, slow, or the last thing that its process does.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
-from strandline.errors import LocationError
-from strandline.location import Blob, BlobInfo, Consensus, Record
+from strandline.location import Consensus, Location, Record
+from strandline.testing.faults import (
+    FAIL_AFTER,
+    FAIL_BEFORE,
+    LATE,
+    LOST,
+    TWICE,
+    TWICE_OTHER,
+    Call,
+    Fault,
+    Faults,
+    FaultyBlob,
+    FaultyConsensus,
+)
 from strandline.testing.scheduler import Killed, Process, Scheduler
 
-__all__ = ["StormyBlob", "StormyConsensus", "Weather"]
+__all__ = ["Weather", "stormy"]
 
-A = TypeVar("A")
-
-_CHANGES = ("refused", "lost", "unheard", "late", "twice", "twice late", "slow")
-_READS = ("refused", "slow")
+_SLOW = "slow"
+_CHANGES = {
+    "refused": FAIL_BEFORE,
+    "lost": LOST,
+    "unheard": FAIL_AFTER,
+    "late": LATE,
+    "twice": TWICE,
+    "twice, the second answer": TWICE_OTHER,
+    _SLOW: Fault(),
+}
+_UPLOADS = {name: _CHANGES[name] for name in ("refused", "lost", "unheard", _SLOW)}
+_READS = {name: _CHANGES[name] for name in ("refused", _SLOW)}
 
 
 @dataclass(slots=True)
@@ -47,193 +62,106 @@ class Weather:
         self.faults = self.crashes = 0.0
 
 
-class _Network:
-    """Between one process and a location."""
+def stormy(inner: Location, scheduler: Scheduler, process: Process, weather: Weather) -> Location:
+    """The location as the process reaches it."""
+    storm = _Storm(scheduler, process, weather)
+    consensus = _Noticed(inner.consensus, scheduler)
+    return replace(
+        inner,
+        blob=FaultyBlob(inner.blob, storm.faults),
+        consensus=FaultyConsensus(consensus, storm.faults),
+    )
+
+
+class _Storm:
+    """What goes wrong between one process and a location."""
 
     def __init__(self, scheduler: Scheduler, process: Process, weather: Weather) -> None:
         self._scheduler = scheduler
         self._process = process
         self._weather = weather
+        self.faults = Faults(self._decide, self._wait)
 
-    def reading(self, label: str, call: Callable[[], A]) -> A:
-        """A call that changes nothing."""
-        fault = self._begin(label, _READS)
-        if fault == "refused":
-            raise LocationError(f"{label}: the connection broke", may_have_happened=False)
-        result = call()
-        self._end(label, fault)
-        return result
-
-    def changing(self, label: str, call: Callable[[], A]) -> A:
-        """A call that changes something."""
-        fault = self._begin(label, _CHANGES)
-        if fault == "refused":
-            raise LocationError(f"{label}: not connected", may_have_happened=False)
-        if fault == "lost":
-            raise LocationError(f"{label}: no answer", may_have_happened=True)
-        if fault == "late":
-            self._arrives_later(label, call)
-            raise LocationError(f"{label}: no answer yet", may_have_happened=True)
-        if fault == "unheard":
-            self._quietly(call)
-            raise LocationError(f"{label}: the answer was lost", may_have_happened=True)
-        if fault == "twice":
-            self._quietly(call)
-        if fault == "twice late":
-            self._arrives_later(label, call)
-        try:
-            return call()
-        finally:
-            self._end(label, fault)
-
-    def _begin(self, label: str, faults: Sequence[str]) -> str:
-        """Waits for its turn, and says what shall go wrong."""
+    def _decide(self, call: Call) -> Fault | None:
         scheduler, weather = self._scheduler, self._weather
         if scheduler.task_here() is None:
             # A thread of some library, which works while the task that called the library waits.
             if not self._process.alive:
                 raise Killed
-            return ""
-        scheduler.switch(label)
+            return None
+        scheduler.switch(shown(call))
         chance = scheduler.random.random()
         if chance < weather.crashes:
-            return self._crash_before_or_after(label)
+            return self._crash(call)
         if chance < weather.crashes + weather.faults:
-            fault = scheduler.random.choice(faults)
-            scheduler.note(f"{self._process.name}: {label} -> {fault}")
-            return fault
-        return ""
+            return self._fault(call)
+        return None
 
-    def _crash_before_or_after(self, label: str) -> str:
+    def _crash(self, call: Call) -> Fault:
         if self._scheduler.random.random() < 0.5:
-            self._scheduler.kill(self._process, f"before {label}")
+            self._scheduler.kill(self._process, f"before {shown(call)}")
             raise Killed
-        return "crash"
 
-    def _end(self, label: str, fault: str) -> None:
+        def die(call: Call) -> BaseException:
+            self._scheduler.kill(self._process, f"after {shown(call)}")
+            return Killed()
+
+        return Fault(after=die)
+
+    def _fault(self, call: Call) -> Fault:
         scheduler = self._scheduler
-        if fault == "crash":
-            scheduler.kill(self._process, f"after {label}")
-            raise Killed
-        if fault == "slow":
-            seconds = 10 ** scheduler.random.uniform(-2, 1.5)
-            scheduler.switch(f"{label} takes long", seconds=seconds)
-        elif scheduler.random.random() < 0.3:
-            # Others see what happened before the caller goes on.
-            scheduler.switch(f"{label} done")
+        possible = _READS
+        if call.changes:
+            possible = _UPLOADS if call.kind == "upload" else _CHANGES
+        name = scheduler.random.choice(list(possible))
+        scheduler.note(f"{self._process.name}:     {name}")
+        if name == _SLOW:
+            return Fault(delay_seconds=10 ** scheduler.random.uniform(-2, 1.3))
+        if name == "late":
+            delay = int(10 ** scheduler.random.uniform(2, 7))
+            label = f"the network: {shown(call)} of {self._process.name} arrives"
+            scheduler.later(delay, label, lambda: self._land(call.number))
+        return possible[name]
 
-    def _arrives_later(self, label: str, call: Callable[[], object]) -> None:
-        delay = int(10 ** self._scheduler.random.uniform(2, 7))
-        name = f"the network: {label} of {self._process.name} arrives"
-        self._scheduler.later(delay, name, lambda: self._quietly(call))
+    def _land(self, number: int) -> None:
+        index = next(i for i, (call, _) in enumerate(self.faults.late) if call.number == number)
+        self.faults.land(index)
 
-    def _quietly(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except LocationError as error:
-            self._scheduler.note(f"    {error}")
+    def _wait(self, call: Call, seconds: float) -> None:
+        self._scheduler.switch(f"{shown(call)} takes long", seconds=seconds)
 
 
-class StormyConsensus:
-    """A `Consensus` reached through the weather."""
+class _Noticed:
+    """A Consensus of which others may see what happened before the caller goes on."""
 
-    def __init__(
-        self, inner: Consensus, scheduler: Scheduler, process: Process, weather: Weather
-    ) -> None:
+    def __init__(self, inner: Consensus, scheduler: Scheduler) -> None:
         self._inner = inner
-        self._network = _Network(scheduler, process, weather)
-
-    def head(self, shard: str, *, timeout: float) -> Record | None:
-        return self._network.reading(
-            f"head {short(shard)}", lambda: self._inner.head(shard, timeout=timeout)
-        )
+        self._scheduler = scheduler
 
     def compare_and_set(self, shard: str, expected: int, data: bytes, *, timeout: float) -> bool:
-        return self._network.changing(
-            f"put record {expected + 1} of {short(shard)}",
-            lambda: self._inner.compare_and_set(shard, expected, data, timeout=timeout),
-        )
+        answer = self._inner.compare_and_set(shard, expected, data, timeout=timeout)
+        if self._scheduler.random.random() < 0.3:
+            self._scheduler.switch(f"answered {answer}")
+        return answer
+
+    def head(self, shard: str, *, timeout: float) -> Record | None:
+        return self._inner.head(shard, timeout=timeout)
 
     def scan(self, shard: str, from_seqno: int, limit: int, *, timeout: float) -> Sequence[Record]:
-        return self._network.reading(
-            f"scan {short(shard)} from {from_seqno}",
-            lambda: self._inner.scan(shard, from_seqno, limit, timeout=timeout),
-        )
+        return self._inner.scan(shard, from_seqno, limit, timeout=timeout)
 
     def truncate(self, shard: str, before_seqno: int, *, timeout: float) -> int:
-        return self._network.changing(
-            f"truncate {short(shard)} before {before_seqno}",
-            lambda: self._inner.truncate(shard, before_seqno, timeout=timeout),
-        )
+        return self._inner.truncate(shard, before_seqno, timeout=timeout)
 
     def keys(self, *, timeout: float) -> Sequence[str]:
-        return self._network.reading("logs", lambda: self._inner.keys(timeout=timeout))
+        return self._inner.keys(timeout=timeout)
 
     def close(self) -> None:
         """The inner one belongs to its maker."""
 
 
-class StormyBlob:
-    """A `Blob` reached through the weather."""
-
-    def __init__(
-        self, inner: Blob, scheduler: Scheduler, process: Process, weather: Weather
-    ) -> None:
-        self._inner = inner
-        self._network = _Network(scheduler, process, weather)
-
-    def get(self, key: str, *, timeout: float) -> bytes:
-        return self._network.reading(
-            f"get {short(key)}", lambda: self._inner.get(key, timeout=timeout)
-        )
-
-    def get_range(self, key: str, start: int, length: int, *, timeout: float) -> bytes:
-        return self._network.reading(
-            f"get {short(key)} from {start}",
-            lambda: self._inner.get_range(key, start, length, timeout=timeout),
-        )
-
-    def put(self, key: str, data: bytes, *, timeout: float) -> None:
-        stored = bytes(data)
-        self._network.changing(
-            f"put {short(key)}", lambda: self._inner.put(key, stored, timeout=timeout)
-        )
-
-    @contextmanager
-    def upload(self, key: str, *, timeout: float) -> Iterator[BinaryIO]:
-        sink = _Sink()
-        yield sink
-        self.put(key, sink.getvalue(), timeout=timeout)
-
-    def open(self, key: str, *, timeout: float) -> pa.NativeFile:
-        return self._network.reading(
-            f"open {short(key)}", lambda: self._inner.open(key, timeout=timeout)
-        )
-
-    def delete(self, key: str, *, timeout: float) -> bool:
-        return self._network.changing(
-            f"delete {short(key)}", lambda: self._inner.delete(key, timeout=timeout)
-        )
-
-    def list(
-        self, prefix: str, *, start_after: str | None = None, timeout: float
-    ) -> Iterator[BlobInfo]:
-        yield from self._network.reading(
-            f"list {short(prefix)}",
-            lambda: list(self._inner.list(prefix, start_after=start_after, timeout=timeout)),
-        )
-
-    def close(self) -> None:
-        """The inner one belongs to its maker."""
-
-
-class _Sink(io.BytesIO):
-    """Keeps what was written when a library closes it."""
-
-    def close(self) -> None:
-        """Leaves the buffer readable."""
-
-
-def short(key: str) -> str:
-    """The key with its random ids cut down, so that a trace can be read."""
-    return "/".join(piece[:6] if len(piece) > 12 else piece for piece in key.split("/"))
+def shown(call: Call) -> str:
+    """The call for a trace, its random ids cut down so that it can be read."""
+    pieces = [piece[:6] if len(piece) > 12 else piece for piece in call.key.split("/")]
+    seqno = "" if call.seqno is None else f" {call.seqno}"
+    return f"{call.kind} {'/'.join(pieces)}{seqno}"
