@@ -1,0 +1,447 @@
+"""A command happens once and is answered truly, whatever becomes of its compare-and-set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strandline.errors import (
+    DeadlineExceeded,
+    Fenced,
+    LocationError,
+    TransactionConflict,
+    UsageError,
+)
+from strandline.location.failures import Refused
+from strandline.settings import Settings
+from strandline.shard.machine import Machine
+from strandline.state.commands import AdvanceUpper, CloseSession, Commit, CommitResult, Write
+from strandline.state.model import Batch
+from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
+
+
+@pytest.fixture(name="place")
+def _place() -> Place:
+    place = Place(Settings(background=False, rollup_every_records=4))
+    create(place.machine())
+    return place
+
+
+@pytest.fixture(name="machine")
+def _machine(place: Place) -> Machine:
+    """A machine whose session is registered."""
+    machine = place.machine()
+    write(machine, b"before")
+    return machine
+
+
+def assert_agreed(place: Place, machine: Machine, wanted: list[bytes]) -> None:
+    """The log and the machine's own state hold exactly these."""
+    fresh = place.machine()
+    fresh.refresh()
+    assert fresh.run(texts) == wanted
+    assert everything(machine) == everything(fresh)
+
+
+# --- the slot decides
+
+
+def test_what_happened_and_was_reported_failed_is_success(place: Place, machine: Machine) -> None:
+    place.consensus.plan = ["done"]
+    result = write(machine, b"a")
+    assert result.time == machine.state.entries.floor((TABLE, 2**62))[0][1]  # type: ignore[index]
+    assert_agreed(place, machine, [b"before", b"a"])
+
+
+def test_a_repeated_request_that_met_its_own_first_try_is_success(
+    place: Place, machine: Machine
+) -> None:
+    place.consensus.plan = ["twice"]
+    write(machine, b"a")
+    assert_agreed(place, machine, [b"before", b"a"])
+
+
+def test_the_same_record_is_put_until_the_slot_is_taken(place: Place, machine: Machine) -> None:
+    before = len(place.consensus.puts)
+    place.consensus.plan = ["lost", "lost", "refused", "lost"]
+    write(machine, b"a")
+    assert_agreed(place, machine, [b"before", b"a"])
+    puts = place.consensus.puts[before:]
+    assert len(puts) == 5
+    assert len(set(puts)) == 1
+
+
+def test_a_late_request_that_lands_before_the_look_is_success(
+    place: Place, machine: Machine
+) -> None:
+    place.consensus.plan = ["late"]
+    place.consensus.before_scan = [place.consensus.land]
+    write(machine, b"a")
+    assert_agreed(place, machine, [b"before", b"a"])
+
+
+def test_a_late_request_that_lands_between_look_and_second_try_is_success(
+    place: Place, machine: Machine
+) -> None:
+    consensus = place.consensus
+    inner = consensus.inner.compare_and_set
+    landed: list[bool] = []
+
+    def second_try(shard: str, expected: int, data: bytes, *, timeout: float) -> bool:
+        if consensus.late:
+            landed.append(consensus.land())
+        return inner(shard, expected, data, timeout=timeout)
+
+    consensus.plan = ["late"]
+    consensus.inner.compare_and_set = second_try  # type: ignore[method-assign]
+    consensus.before_scan = [lambda: None]
+    write(machine, b"a")
+    assert landed == [True]
+    assert_agreed(place, machine, [b"before", b"a"])
+
+
+def test_a_late_request_that_lands_after_success_changes_nothing(
+    place: Place, machine: Machine
+) -> None:
+    place.consensus.plan = ["late"]
+    write(machine, b"a")
+    assert place.consensus.land() is False
+    assert_agreed(place, machine, [b"before", b"a"])
+
+
+def test_a_slot_that_another_took_is_a_loss_and_the_command_is_decided_anew(
+    place: Place, machine: Machine
+) -> None:
+    rival = place.machine()
+    rival.refresh()
+    place.consensus.plan = ["late"]
+    place.consensus.before_scan = [lambda: write(rival, b"rival")]
+    write(machine, b"a")
+    assert place.consensus.land() is False
+    assert_agreed(place, machine, [b"before", b"rival", b"a"])
+
+
+def test_a_loss_that_makes_the_command_impossible_is_raised(place: Place, machine: Machine) -> None:
+    rival = place.machine()
+    rival.refresh()
+    upper = machine.state.meta.upper
+    assert upper is not None
+    place.consensus.plan = ["lost"]
+    place.consensus.before_scan = [lambda: write(rival, b"rival")]
+    batch = Batch(inline=b"a", rows=1)
+    with pytest.raises(TransactionConflict):
+        machine.submit(Commit(0, (Write(TABLE, batch, unchanged_since=upper),)))
+    assert_agreed(place, machine, [b"before", b"rival"])
+
+
+# --- at or below the truncation boundary the newest state decides
+
+
+def _pass_by(place: Place, rival: Machine) -> Callable[[], None]:
+    """Others write on, a rollup is named, and the log is truncated up to its seqno."""
+
+    def run() -> None:
+        slot = place.log[-1].seqno + 1
+        for n in range(12):
+            write(rival, b"rival %d" % n)
+        rollup = rival.records(place.log[-1].seqno)[0].rollup
+        assert rollup is not None
+        assert rollup.seqno > slot
+        place.consensus.truncate(SHARD, rollup.seqno, timeout=1)
+
+    return run
+
+
+def _scanned(place: Place, *steps: Callable[[], object]) -> None:
+    place.consensus.before_scan = list(steps)
+
+
+def test_a_record_that_landed_and_was_truncated_is_success(place: Place, machine: Machine) -> None:
+    rival = place.machine()
+    rival.refresh()
+    place.consensus.plan = ["done"]
+    _scanned(place, _pass_by(place, rival))
+    write(machine, b"a")
+    assert texts(machine.refresh()).count(b"a") == 1
+    write(machine, b"b")
+    assert [t for t in machine.run(texts) if not t.startswith(b"rival")] == [b"before", b"a", b"b"]
+
+
+def test_a_record_that_lost_its_slot_before_a_truncation_is_decided_anew(
+    place: Place, machine: Machine
+) -> None:
+    rival = place.machine()
+    rival.refresh()
+    place.consensus.plan = ["late"]
+    _scanned(place, _pass_by(place, rival))
+    write(machine, b"a")
+    assert place.consensus.land() is False
+    assert machine.run(texts)[-1] == b"a"
+    assert machine.run(texts).count(b"a") == 1
+
+
+def _ended_meanwhile(place: Place, machine: Machine) -> Callable[[], None]:
+    """Somebody ends the machine's session; then others write on and truncate."""
+    rival, killer = place.machine(), place.machine()
+    rival.refresh()
+    killer.session = machine.session
+
+    def run() -> None:
+        killer.refresh()
+        killer.submit(CloseSession())
+        _pass_by(place, rival)()
+
+    return run
+
+
+@pytest.mark.parametrize("fate", ["done", "late"])
+@pytest.mark.parametrize("registered", [True, False])
+def test_when_the_session_is_gone_too_the_outcome_is_unknown(
+    place: Place, machine: Machine, fate: str, registered: bool
+) -> None:
+    machine = machine if registered else place.machine()
+    machine.refresh()
+    happens = fate == "done"
+    place.consensus.plan = [fate]
+    if registered or happens:
+        _scanned(place, _ended_meanwhile(place, machine))
+    else:
+        rival = place.machine()
+        rival.refresh()
+        _scanned(place, _pass_by(place, rival))
+    with pytest.raises(LocationError, match="cannot be known") as caught:
+        write(machine, b"a")
+    assert caught.value.may_have_happened is True
+    assert not isinstance(caught.value, DeadlineExceeded)
+    assert place.machine().run(texts).count(b"a") == happens
+    # An id that ended, or may have, never writes again.
+    with pytest.raises(Fenced):
+        write(machine, b"b")
+    assert b"b" not in place.machine().run(texts)
+
+
+def test_a_token_that_was_committed_is_success_though_the_session_is_gone(
+    place: Place, machine: Machine
+) -> None:
+    place.consensus.plan = ["done"]
+    _scanned(place, _ended_meanwhile(place, machine))
+    result = write(machine, b"a", token=("scope", 7))
+    entries = machine.run(lambda s: [entry for _, entry in s.entries.range()])
+    assert [e.time for e in entries if e.batch.inline == b"a"] == [result.time]
+    assert result.repeated is True
+    with pytest.raises(Fenced):
+        write(machine, b"b")
+
+
+def test_a_token_that_was_not_committed_is_a_definite_failure_of_an_ended_session(
+    place: Place, machine: Machine
+) -> None:
+    place.consensus.plan = ["late"]
+    _scanned(place, _ended_meanwhile(place, machine))
+    with pytest.raises(Fenced):
+        write(machine, b"a", token=("scope", 7))
+    assert b"a" not in place.machine().run(texts)
+
+
+def test_a_token_that_another_session_committed_brings_that_ones_result(
+    place: Place, machine: Machine
+) -> None:
+    other = place.machine()
+    other.refresh()
+    theirs: list[CommitResult] = []
+    ended = _ended_meanwhile(place, machine)
+    place.consensus.plan = ["late"]
+
+    def both() -> None:
+        theirs.append(write(other, b"a", token=("scope", 7)))
+        ended()
+
+    _scanned(place, both)
+    result = write(machine, b"a", token=("scope", 7))
+    assert (result.time, result.repeated) == (theirs[0].time, True)
+    assert place.machine().run(texts).count(b"a") == 1
+
+
+def test_a_first_record_whose_token_is_new_is_written_after_all(place: Place) -> None:
+    machine, rival = place.machine(), place.machine()
+    machine.refresh()
+    rival.refresh()
+    place.consensus.plan = ["late"]
+    _scanned(place, _pass_by(place, rival))
+    write(machine, b"a", token=("scope", 7))
+    assert machine.run(texts).count(b"a") == 1
+    write(machine, b"b")
+
+
+def test_a_token_whose_result_is_no_longer_kept_leaves_it_unknown(
+    place: Place, machine: Machine
+) -> None:
+    ended = _ended_meanwhile(place, machine)
+    other = place.machine()
+    other.refresh()
+
+    def pass_window() -> None:
+        for number in range(8, 80):
+            write(other, b"rival", token=("scope", number))
+        ended()
+
+    place.consensus.plan = ["done"]
+    _scanned(place, pass_window)
+    with pytest.raises(LocationError, match="cannot be known") as caught:
+        write(machine, b"a", token=("scope", 7))
+    assert caught.value.may_have_happened is True
+
+
+# --- the deadline
+
+
+def _unsettled(place: Place, machine: Machine, text: bytes) -> None:
+    """Leaves a record behind that may land at any time."""
+    place.consensus.plan = ["late", *["lost"] * 1000]
+    with pytest.raises(DeadlineExceeded) as caught:
+        write_briefly(machine, text)
+    assert caught.value.may_have_happened is True
+    place.consensus.plan = []
+
+
+def write_briefly(machine: Machine, text: bytes) -> None:
+    batch = Batch(inline=text, rows=1)
+    machine.submit(Commit(0, (Write(TABLE, batch),)), timeout=0.5)
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_an_unsettled_record_is_settled_before_the_next_one(
+    place: Place, machine: Machine, lands: bool
+) -> None:
+    _unsettled(place, machine, b"a")
+    if lands:
+        assert place.consensus.land()
+    write(machine, b"b")
+    assert not any(place.consensus.land() for _ in range(len(place.consensus.late)))
+    assert_agreed(place, machine, [b"before", b"a", b"b"])
+
+
+def test_an_unsettled_record_that_lost_is_given_up(place: Place, machine: Machine) -> None:
+    rival = place.machine()
+    rival.refresh()
+    _unsettled(place, machine, b"a")
+    write(rival, b"rival")
+    write(machine, b"b")
+    assert_agreed(place, machine, [b"before", b"rival", b"b"])
+
+
+def test_a_refresh_settles_what_an_earlier_call_left(place: Place, machine: Machine) -> None:
+    _unsettled(place, machine, b"a")
+    assert texts(machine.refresh()) == [b"before", b"a"]
+    assert_agreed(place, machine, [b"before", b"a"])
+
+
+def test_a_read_does_not_wait_for_what_cannot_be_settled(place: Place, machine: Machine) -> None:
+    _unsettled(place, machine, b"a")
+    place.consensus.plan = ["lost"] * 1000
+    began = place.env.seconds
+    assert texts(machine.refresh(timeout=60)) == [b"before"]
+    assert place.env.seconds - began < 3
+    place.consensus.plan = []
+    assert place.consensus.land()
+    assert texts(machine.refresh()) == [b"before", b"a"]
+
+
+def test_while_it_is_unsettled_nothing_else_is_begun(place: Place, machine: Machine) -> None:
+    _unsettled(place, machine, b"a")
+    place.consensus.plan = ["lost"] * 1000
+    with pytest.raises(DeadlineExceeded, match="not begun") as caught:
+        write_briefly(machine, b"b")
+    assert caught.value.may_have_happened is False
+    place.consensus.plan = []
+    write(machine, b"c")
+    assert_agreed(place, machine, [b"before", b"a", b"c"])
+
+
+def test_a_look_that_fails_leaves_the_outcome_open(
+    place: Place, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: Any, **__: Any) -> Any:
+        raise Refused("permission denied")
+
+    place.consensus.plan = ["done"]
+    with monkeypatch.context() as patch:
+        patch.setattr(place.consensus, "scan", denied)
+        with pytest.raises(LocationError) as caught:
+            write(machine, b"a")
+    assert caught.value.may_have_happened is True
+    write(machine, b"b")
+    assert_agreed(place, machine, [b"before", b"a", b"b"])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_interrupt_in_the_middle_leaves_a_record_that_is_settled(
+    place: Place, machine: Machine, first: bool
+) -> None:
+    machine = place.machine() if first else machine
+    machine.refresh()
+    place.consensus.plan = ["interrupt"]
+    with pytest.raises(KeyboardInterrupt):
+        write(machine, b"a")
+    write(machine, b"b")
+    assert_agreed(place, machine, [b"before", b"a", b"b"])
+
+
+def test_closing_settles_first(place: Place, machine: Machine) -> None:
+    fresh = place.machine()
+    fresh.refresh()
+    _unsettled(place, fresh, b"a")
+    fresh.close()
+    assert fresh.records()[-1].command == "CloseSession"
+    assert place.machine().run(texts) == [b"before", b"a"]
+    with pytest.raises(UsageError, match="closed"):
+        write(fresh)
+
+
+# --- all of it at once
+
+WORDS = ["ok", "lost", "done", "late", "refused", "twice", "interrupt"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_goes_wrong_each_command_happens_as_it_was_answered(data: Any) -> None:
+    place = Place(Settings(background=False, rollup_every_records=5))
+    create(place.machine())
+    machines = [place.machine() for _ in range(2)]
+    acknowledged: list[bytes] = []
+    unknown: list[bytes] = []
+    impossible: list[bytes] = []
+    for n in range(data.draw(st.integers(1, 12))):
+        machine = data.draw(st.sampled_from(machines))
+        place.consensus.plan = data.draw(st.lists(st.sampled_from(WORDS), max_size=5))
+        text = b"%d" % n
+        try:
+            write_briefly(machine, text)
+            acknowledged.append(text)
+        except LocationError as error:
+            (unknown if error.may_have_happened else impossible).append(text)
+        except KeyboardInterrupt:
+            unknown.append(text)
+        if place.consensus.late and data.draw(st.booleans()):
+            place.consensus.land()
+        if data.draw(st.booleans()):
+            machine.refresh()
+    place.consensus.plan = []
+    while place.consensus.late:
+        place.consensus.land()
+    for machine in machines:
+        machine.submit(AdvanceUpper(10**12))
+    fresh = place.machine()
+    fresh.refresh()
+    found = fresh.run(texts)
+    assert len(found) == len(set(found))
+    assert set(acknowledged) <= set(found) <= set(acknowledged) | set(unknown)
+    assert not set(found) & set(impossible)
+    for machine in machines:
+        machine.refresh()
+        assert everything(machine) == everything(fresh)
