@@ -729,3 +729,51 @@ def test_a_writer_without_permission_is_told_so(
     monkeypatch.setattr(os, "open", deny)
     with pytest.raises(Refused, match="reading only"):
         SqliteConsensus(path, RealEnv())
+
+
+def test_a_writer_that_came_and_went_during_a_read_is_noticed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(n: int) -> None:
+        writer = SqliteConsensus(path, RealEnv())
+        fill(writer, n, n)
+        writer.close()
+
+    append(1)
+    reader = SqliteConsensus(path, RealEnv(), mode="r")
+    assert reader._reading is not None
+    still = reader._reading._still
+    real = still.execute
+    reads: list[int] = []
+
+    def execute(sql: str, parameters: tuple[object, ...], version: object = None) -> Any:
+        answer = real(sql, parameters, version)
+        reads.append(len(answer[0]))
+        if len(reads) <= 2:
+            append(len(reads) + 1)
+        return answer
+
+    monkeypatch.setattr(still, "execute", execute)
+    assert seqnos(reader) == [1, 2, 3]
+    assert reads == [1, 2, 3]
+    reader.close()
+
+
+def test_a_file_that_was_changed_just_now_is_left_alone_for_a_moment(path: Path) -> None:
+    """Two changes within one tick of the kernel's clock look like one."""
+
+    class Clock(RealEnv):
+        micros = 0
+
+        def now_micros(self) -> int:
+            return self.micros
+
+        def sleep(self, seconds: float) -> None:
+            self.micros += int(seconds * 1_000_000)
+
+    SqliteConsensus(path, RealEnv()).close()
+    changed = path.stat().st_mtime_ns // 1_000
+    clock = Clock()
+    clock.micros = changed + 1_000
+    SqliteConsensus(path, clock, mode="r").close()
+    assert 20_000 <= clock.micros - changed < 30_000
