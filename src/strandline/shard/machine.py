@@ -32,7 +32,6 @@ from strandline.state.codec import LogRecord, encode_record, record_hash
 from strandline.state.commands import CloseSession, Command
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.model import Diff
-from strandline.state.pages import PagesNeeded
 from strandline.state.replay import State, initial
 
 __all__ = ["Machine"]
@@ -126,12 +125,6 @@ class Machine:
 
         `function` is pure. Without `state` it gets the newest one that is known.
         """
-        known = state or self._follower.newest
-        if known is not None:
-            try:
-                return function(known)
-            except PagesNeeded:
-                pass  # the slow way
         return self._follower.run(function, self._deadline(timeout), state)
 
     def records(
@@ -506,6 +499,8 @@ def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
     session = state.sessions.get((record.session,))
     if session is not None:
         return session.count >= record.count, False
+    if isinstance(attempt.command, CloseSession):
+        return True, True  # what was asked for, whoever did it
     token = getattr(attempt.command, "token", None)
     if token is None:
         return None, True

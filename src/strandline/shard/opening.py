@@ -22,9 +22,6 @@ __all__ = ["SCAN_RECORDS", "Log", "Opened", "open_state", "state_of"]
 SCAN_RECORDS = 256
 """Records asked for at once."""
 
-_ATTEMPTS = 5
-"""Times that opening starts over because the log was truncated meanwhile."""
-
 _log = logging.getLogger("strandline")
 
 
@@ -36,8 +33,8 @@ class Opened(NamedTuple):
     """The rollup that the state's stored pages come from; None if there are none."""
     newest: Rollup | None
     """The newest rollup that the log names and that is not known to be damaged."""
-    damaged: frozenset[str]
-    """Keys of the rollups that were passed over."""
+    damaged: tuple[str, ...]
+    """Keys of the rollups that were passed over, the newest first."""
 
 
 class Log:
@@ -80,28 +77,40 @@ class Log:
 
 def open_state(log: Log, deadline: Deadline, *, avoid: AbstractSet[str] = frozenset()) -> Opened:
     """The newest state. Rollups that are damaged or name an object in `avoid` are passed over."""
-    for _ in range(_ATTEMPTS):
+    seen = 0
+    broken: Corruption | None = None
+    while True:
         head = log.head(deadline)
         if head is None:
-            return Opened(initial(), None, None, frozenset())
+            return Opened(initial(), None, None, ())
         start = _usable_rollup(log, verified(log.shard, head).rollup, deadline, avoid)
-        opened = _catch_up(log, start, deadline)
-        if opened is None:
+        try:
+            opened = _catch_up(log, start, deadline)
+        except Corruption as error:
+            # A listing that is not atomic can show a gap that is none: look once more.
+            if broken is not None:
+                raise
+            broken = error
             continue
-        if opened.state.seqno < head.seqno:
-            missing = record_name(log.shard, opened.state.seqno + 1)
-            raise Corruption(
-                f"{missing} is missing: the log was at record {head.seqno} a moment ago",
-                object=missing,
-            )
-        return opened
-    missing = record_name(log.shard, start.state.seqno + 1)
-    where = "the beginning" if start.base is None else f"rollup {start.base.key}"
-    raise Corruption(
-        f"{missing} is missing: the log was truncated past it, and what is left cannot be "
-        f"replayed from {where}",
-        object=missing,
+        if opened is not None and opened.state.seqno >= head.seqno:
+            return opened
+        # Truncated meanwhile? Then a newer head names a newer rollup.
+        if head.seqno == seen:
+            raise _missing(log.shard, start if opened is None else opened, head.seqno)
+        seen = head.seqno
+        deadline.check(f"opening shard {log.shard}", may_have_happened=False)
+
+
+def _missing(shard: str, reached: Opened, head: int) -> Corruption:
+    missing = record_name(shard, reached.state.seqno + 1)
+    where = "the beginning" if reached.base is None else f"rollup {reached.base.key}"
+    text = (
+        f"{missing} is missing: the log goes to record {head} and cannot be replayed from {where}"
     )
+    if not reached.damaged:
+        return Corruption(text, object=missing)
+    newest = reached.damaged[0]
+    return Corruption(f"{text}; newer rollups are damaged: {newest}", object=newest)
 
 
 def _catch_up(log: Log, start: Opened, deadline: Deadline) -> Opened | None:
@@ -125,7 +134,7 @@ def _usable_rollup(
 ) -> Opened:
     """The newest rollup that can be read, or the empty state when there is none at all."""
     rollup = newest
-    damaged: set[str] = set()
+    damaged: list[str] = []
     while rollup is not None:
         try:
             state = _load(log, rollup, deadline, avoid)
@@ -138,11 +147,11 @@ def _usable_rollup(
                 error,
                 "the beginning of the log" if before is None else before.key,
             )
-            damaged.add(rollup.key)
+            damaged.append(rollup.key)
             rollup = before
         else:
-            return Opened(state, rollup, rollup, frozenset(damaged))
-    return Opened(initial(), None, None, frozenset(damaged))
+            return Opened(state, rollup, rollup, tuple(damaged))
+    return Opened(initial(), None, None, tuple(damaged))
 
 
 def _rollup_before(log: Log, rollup: Rollup, deadline: Deadline, error: Exception) -> Rollup | None:

@@ -40,6 +40,7 @@ class Upkeep:
         self._damaged: frozenset[str] = frozenset()
         self._since: list[Diff] | None = None
         self._bytes = 0
+        self._bytes_begun = 0
         self._responsible = False
         self._not_before = 0
 
@@ -56,6 +57,7 @@ class Upkeep:
     def begin(self) -> list[Diff]:
         """From now on the diffs of records are noted. What it returns is for `end`."""
         self._since = []
+        self._bytes_begun = self._bytes
         return self._since
 
     def end(self, sealed: Sealed, begun: list[Diff]) -> bool:
@@ -83,7 +85,7 @@ class Upkeep:
         """The state in memory was replaced by one that does not come from the one before."""
         self.newest = opened.newest
         self.base = opened.base
-        self._damaged |= opened.damaged
+        self._damaged |= set(opened.damaged)
         self.sealed = None
         self._since = None
 
@@ -108,11 +110,14 @@ class Upkeep:
             if self.newest is not None and rollup.seqno <= self.newest.seqno:
                 continue
             self.newest = rollup
-            self._bytes = 0
             self._responsible = False
             sealed = self.sealed
             if sealed is not None and sealed.rollup.key == rollup.key:
                 state = self._adopted(sealed, state)
+                self._bytes -= self._bytes_begun
+            else:
+                self._bytes = 0
+            self._bytes_begun = 0
             if sealed is not None and sealed.rollup.seqno <= rollup.seqno:
                 self.drop(sealed)
         return state

@@ -1,0 +1,597 @@
+"""A rollup holds the whole state, costs what changed, and is never the only way to it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strandline.errors import Corruption, LocationError
+from strandline.ids import ObjectKey
+from strandline.settings import Settings
+from strandline.shard.machine import Machine
+from strandline.shard.opening import SCAN_RECORDS
+from strandline.state.commands import Apply, Commit, Tidy, Write
+from strandline.state.invariants import broken
+from strandline.state.model import Batch, Part, Rollup
+from strandline.state.pages import PagesNeeded
+from strandline.state.replay import State
+from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
+
+EVERY = 8
+SMALL = Settings(
+    background=False, rollup_every_records=EVERY, page_items_max=20, page_bytes_max=8_000
+)
+PAYLOAD = b"x" * 900
+
+
+@pytest.fixture(name="place")
+def _place() -> Place:
+    return Place(SMALL)
+
+
+def fill(place: Place, commits: int) -> Machine:
+    """A machine that has written a table and so many commits of about a kilobyte."""
+    machine = place.machine()
+    create(machine)
+    for n in range(commits):
+        write(machine, b"%06d" % n + PAYLOAD)
+    return machine
+
+
+def rollups(place: Place) -> list[str]:
+    """Keys of the rollups written, oldest first."""
+    return [key for key, _ in place.blob.puts if key.endswith(".rollup")]
+
+
+def pages(place: Place) -> list[str]:
+    return [key for key, _ in place.blob.puts if key.endswith(".page")]
+
+
+def named(machine: Machine) -> Rollup | None:
+    """The rollup that the newest record names."""
+    return machine.records(machine.refresh().seqno)[0].rollup
+
+
+def equal(place: Place, machine: Machine) -> None:
+    """A process that comes new finds what `machine` knows."""
+    fresh = place.machine()
+    machine.refresh()
+    fresh.refresh()
+    assert everything(fresh) == everything(machine)
+    assert fresh.state.hash == machine.state.hash
+    assert broken(fresh.state) == []
+
+
+# --- what is written, and when
+
+
+def test_a_rollup_is_written_every_so_many_records_and_named_by_the_next(place: Place) -> None:
+    machine = fill(place, EVERY - 2)
+    assert rollups(place) == []
+    write(machine)
+    assert len(rollups(place)) == 1
+    assert named(machine) is None
+    write(machine)
+    rollup = named(machine)
+    assert rollup is not None
+    assert [rollup.key] == rollups(place)
+    assert ObjectKey.parse(rollup.key).seqno == rollup.seqno == EVERY
+    assert machine.state.rollups.get((rollup.seqno,)) == rollup
+    for _ in range(3 * EVERY):
+        write(machine)
+    assert [ObjectKey.parse(key).seqno for key in rollups(place)] == [8, 16, 24, 32]
+    equal(place, machine)
+
+
+def test_opening_reads_the_rollup_and_only_the_pages_that_are_looked_at(place: Place) -> None:
+    machine = fill(place, 20 * EVERY)
+    assert len(machine.state.entries.slots) > 15
+    fresh = place.machine()
+    place.blob.gets.clear()
+    fresh.refresh()
+    rollup = named(machine)
+    assert rollup is not None
+    assert place.blob.gets == [rollup.key]
+    assert fresh.pages_read == 0
+    time = machine.state.meta.upper
+    assert time is not None
+    found = fresh.run(lambda s: s.entries.get((TABLE, time // 2, 0)))
+    assert found is not None
+    assert fresh.pages_read == 1
+    fresh.run(lambda s: s.entries.get((TABLE, time // 2, 0)))
+    assert fresh.pages_read == 1
+    assert len(place.blob.gets) == 2
+
+
+def test_pages_that_are_asked_for_together_are_read_together(place: Place) -> None:
+    fill(place, 20 * EVERY)
+    fresh = place.machine()
+    fresh.refresh()
+    asked: list[int] = []
+
+    def count(state: State) -> int:
+        asked.append(0)
+        return state.entries.count()
+
+    assert fresh.run(count) == 20 * EVERY
+    assert len(asked) == 2
+    assert fresh.pages_read > 15
+
+
+def test_a_writer_that_came_new_writes_without_reading_the_pages(place: Place) -> None:
+    fill(place, 20 * EVERY)
+    fresh = place.machine()
+    write(fresh, b"new")
+    assert fresh.pages_read <= 1  # the end of the entries, to check against
+    equal(place, fresh)
+
+
+def test_what_did_not_change_is_not_written_again(place: Place) -> None:
+    machine = fill(place, 20 * EVERY)
+    known = set(pages(place))
+    place.blob.puts.clear()
+    for n in range(EVERY):
+        write(machine, b"y%05d" % n + PAYLOAD)
+    assert len(rollups(place)) == 1
+    assert len(pages(place)) <= 3
+    assert not set(pages(place)) & known
+    equal(place, machine)
+
+
+def test_small_collections_are_inside_the_manifest(place: Place) -> None:
+    machine = place.machine()
+    create(machine)
+    for n in range(3 * EVERY):
+        write(machine, b"%d" % n)
+    assert len(rollups(place)) == 3
+    assert pages(place) == []
+    fresh = place.machine()
+    assert len(fresh.run(texts)) == 3 * EVERY
+    assert fresh.pages_read == 0
+
+
+def test_pages_keep_to_their_bounds(place: Place) -> None:
+    machine = fill(place, 20 * EVERY)
+    sizes = [size for key, size in place.blob.puts if key.endswith(".page")]
+    assert max(sizes) <= SMALL.page_bytes_max * 1.25
+    stored = [slot.ref for slot in machine.state.entries.slots if slot.ref is not None]
+    assert all(ref.items <= SMALL.page_items_max for ref in stored)
+    # Neither do they stay small: on average they are half full.
+    assert sum(ref.size for ref in stored) / len(stored) > SMALL.page_bytes_max / 3
+
+
+def test_a_collection_that_shrinks_has_few_pages_again(place: Place) -> None:
+    machine = fill(place, 20 * EVERY)
+    before = len(machine.state.entries.slots)
+    keys = [key for key, _ in machine.state.entries.range()]
+    for start in range(0, len(keys), 10):  # of ten one remains
+        machine.submit(Tidy(tuple(keys[start + 1 : start + 10])))
+    for _ in range(2 * EVERY):
+        write(machine, PAYLOAD)
+    assert len(machine.state.entries.slots) < before / 2
+    equal(place, machine)
+
+
+def test_a_collection_may_become_empty(place: Place) -> None:
+    machine = fill(place, 6 * EVERY)
+    fresh = place.machine()  # its pages are not loaded
+    keys = tuple(machine.run(lambda s: [key for key, _ in s.entries.range()]))
+    fresh.submit(Tidy(keys))
+    for _ in range(2 * EVERY):
+        fresh.submit(Tidy(()))
+        write(fresh, b"z")
+    assert fresh.run(texts) == [b"z"] * (2 * EVERY)
+    equal(place, fresh)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_written_by_whom_a_newcomer_finds_it(data: Any) -> None:
+    place = Place(
+        Settings(background=False, rollup_every_records=3, page_items_max=4, page_bytes_max=9_000)
+    )
+    machines = [place.machine()]
+    create(machines[0])
+    for n in range(data.draw(st.integers(1, 40))):
+        machine = data.draw(st.sampled_from(machines))
+        keys = machine.run(lambda s: [key for key, _ in s.entries.range()])
+        if keys and data.draw(st.booleans()):
+            some = data.draw(st.lists(st.sampled_from(keys), max_size=6, unique=True))
+            machine.submit(Tidy(tuple(some)))
+        else:
+            write(machine, b"%d" % n + b"x" * data.draw(st.sampled_from([0, 900, 6_000])))
+        if data.draw(st.integers(0, 5)) == 0:
+            machines.append(place.machine())  # whose pages are not loaded
+    for machine in machines:
+        equal(place, machine)
+
+
+# --- beside everything else
+
+
+def test_commands_that_go_on_while_a_rollup_is_written_are_not_lost(place: Place) -> None:
+    background = Settings(rollup_every_records=EVERY, page_items_max=20, page_bytes_max=8_000)
+    machine = place.machine(background)
+    other = place.machine(background)
+    create(machine)
+    for n in range(12 * EVERY):
+        write(machine, b"%06d" % n + PAYLOAD)
+    assert machine.rollup_due
+    # In the middle of it: commits of its own, of another, removals, a read.
+    old = [key for key, _ in machine.state.entries.range()]
+    place.blob.before_put = [
+        lambda: write(machine, b"beside 1"),
+        lambda: write(other, b"beside 2"),
+        lambda: machine.submit(Tidy(tuple(old[:5]))),
+    ]
+    assert machine.maybe_rollup()
+    assert place.blob.before_put == []
+    assert not machine.rollup_due
+    write(machine, b"names it")
+    assert named(machine) is not None
+    entries = machine.run(texts)
+    assert entries[-3:] == [b"beside 1", b"beside 2", b"names it"]
+    assert len(entries) == 12 * EVERY - 5 + 3
+    equal(place, machine)
+    # And it knows which pages are stored: the next one writes little.
+    for _ in range(EVERY):
+        write(machine, b"more")
+    stored = len(pages(place))
+    place.blob.puts.clear()
+    assert machine.maybe_rollup()
+    assert stored >= 12
+    assert len(pages(place)) <= 4
+
+
+def test_a_state_that_somebody_holds_is_not_disturbed(place: Place) -> None:
+    machine = fill(place, EVERY - 1)
+    held = machine.state
+    contents = texts(held)
+    for n in range(5 * EVERY):
+        write(machine, b"later %d" % n + PAYLOAD)
+    assert texts(held) == contents
+
+
+def test_the_first_to_be_late_rolls_up_and_others_only_when_it_does_not() -> None:
+    background = Settings(rollup_every_records=EVERY)
+    place = Place(background)
+    one, two = place.machine(), place.machine()
+    create(one)
+    write(two)
+    for _ in range(EVERY - 2):
+        write(one)
+    two.refresh()
+    assert one.rollup_due
+    assert not two.rollup_due
+    for _ in range(EVERY // 2):  # one does nothing about it
+        write(two)
+    assert two.rollup_due
+
+
+def test_anothers_rollup_takes_the_place_of_ones_own(place: Place) -> None:
+    background = Settings(rollup_every_records=EVERY)
+    one, two = place.machine(background), place.machine(background)
+    create(one)
+    write(two)
+    for _ in range(2 * EVERY):
+        write(one)
+    assert one.maybe_rollup()  # written, not named
+    two.refresh()
+    assert two.maybe_rollup()
+    write(two)
+    one.refresh()
+    _, second = rollups(place)
+    write(one)
+    rollup = named(one)
+    assert rollup is not None
+    assert rollup.key == second
+    assert one.run(lambda s: [r.key for _, r in s.rollups.range()]) == [second]
+    equal(place, one)
+
+
+def test_who_never_wrote_writes_no_rollup(place: Place) -> None:
+    background = Settings(rollup_every_records=EVERY)
+    writer, reader = place.machine(background), place.machine(background)
+    create(writer)
+    for _ in range(3 * EVERY):
+        write(writer)
+    reader.refresh()
+    assert not reader.rollup_due
+    assert not reader.maybe_rollup()
+
+
+def test_many_bytes_make_a_rollup_due_before_many_records(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_BYTES_MAX", 50_000)
+    machine = place.machine()
+    create(machine)
+    for _ in range(EVERY - 2):
+        write(machine, b"x" * 20_000)
+    assert [ObjectKey.parse(key).seqno for key in rollups(place)] == [4, 7]
+
+
+def test_the_list_of_rollups_is_not_kept_in_memory() -> None:
+    place = Place(
+        Settings(background=False, rollup_every_records=2, page_items_max=20, page_bytes_max=4_000)
+    )
+    machine = fill(place, 0)
+    for n in range(700):
+        write(machine, b"%d" % n)
+    slots = machine.state.rollups.slots
+    assert len(slots) > 10
+    assert sum(slot.page is not None for slot in slots) <= 3
+    machine.refresh()
+    assert machine.run(lambda s: s.rollups.count()) >= 340
+    equal(place, machine)
+
+
+# --- failures
+
+
+def test_a_rollup_that_fails_fails_no_commit_and_is_retried(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.blob.fail_after = 0
+    with caplog.at_level(logging.WARNING, logger="strandline"):
+        machine = fill(place, 2 * EVERY)
+    assert "retried later" in caplog.text
+    assert len(machine.run(texts)) == 2 * EVERY
+    assert rollups(place) == []
+    place.blob.fail_after = None
+    for _ in range(2 * EVERY):
+        write(machine)
+    assert len(rollups(place)) >= 1
+    assert named(machine) is not None
+    equal(place, machine)
+
+
+@settings(max_examples=40, deadline=None)
+@given(fail_after=st.integers(0, 12), commits=st.integers(20, 60))
+def test_a_crash_anywhere_in_a_rollup_loses_nothing(fail_after: int, commits: int) -> None:
+    place = Place(SMALL)
+    background = Settings(rollup_every_records=EVERY, page_items_max=4, page_bytes_max=2_000)
+    machine = place.machine(background)
+    create(machine)
+    for n in range(commits):
+        write(machine, b"%06d" % n + PAYLOAD)
+    place.blob.fail_after = fail_after
+    completed = machine.maybe_rollup()
+    place.blob.fail_after = None
+    # The process ends here, between two puts; others go on.
+    other = place.machine()
+    write(other, b"after")
+    assert len(other.run(texts)) == commits + 1
+    assert named(other) is None  # what was written half is never named, nor is what was not named
+    for _ in range(2 * EVERY):
+        write(other, b"after")
+    assert named(other) is not None
+    equal(place, other)
+    assert completed == (fail_after >= len([k for k in pages(place) if machine.session in k]) + 1)
+
+
+def test_a_damaged_newest_rollup_is_replaced_by_the_one_before_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = fill(place, 10 * EVERY)
+    newest = named(machine)
+    assert newest is not None
+    for harm in (place.damage, place.remove):
+        harm(newest.key)
+        with caplog.at_level(logging.WARNING, logger="strandline"):
+            equal(place, machine)
+        assert f"rollup {newest.key} of shard {SHARD} cannot be used" in caplog.text
+    # Whoever goes on writing makes a new one, and names no damaged one meanwhile.
+    fresh = place.machine()
+    write(fresh)
+    rollup = named(fresh)
+    assert rollup is not None
+    assert rollup.key != newest.key
+    for _ in range(2 * EVERY):
+        write(fresh)
+    place.blob.gets.clear()
+    equal(place, fresh)
+    assert newest.key not in place.blob.gets
+
+
+def test_all_rollups_damaged_leave_the_log_from_the_beginning(place: Place) -> None:
+    machine = fill(place, 5 * EVERY)
+    for key in rollups(place):
+        place.damage(key)
+    equal(place, machine)
+
+
+def test_no_rollup_and_no_log_before_it_is_corruption_that_names_the_rollup(place: Place) -> None:
+    fill(place, 5 * EVERY)
+    second, newest = rollups(place)[-2:]
+    seqno = ObjectKey.parse(newest).seqno
+    assert seqno is not None
+    place.consensus.truncate(SHARD, seqno - EVERY, timeout=1)
+    place.damage(newest)
+    assert place.machine().refresh().seqno == 5 * EVERY + 1  # from the one before
+    place.damage(second)
+    with pytest.raises(Corruption) as caught:
+        place.machine().refresh()
+    assert caught.value.object in (second, newest)
+
+
+def test_a_truncated_log_is_read_from_the_rollup(place: Place) -> None:
+    behind = fill(place, EVERY)
+    held = behind.state
+    writer = place.machine()
+    for n in range(5 * EVERY):
+        write(writer, b"%d" % n)
+    newest = named(writer)
+    assert newest is not None
+    place.consensus.truncate(SHARD, newest.seqno, timeout=1)
+    assert behind.refresh().seqno == writer.state.seqno
+    assert everything(behind) == everything(writer)
+    assert held.seqno == EVERY + 1
+    write(behind, b"and on")
+    equal(place, writer)
+
+
+@pytest.mark.parametrize("harm", ["damage", "remove"])
+def test_a_damaged_page_is_healed_from_an_older_rollup(place: Place, harm: str) -> None:
+    machine = fill(place, 20 * EVERY)
+    wanted = machine.run(texts)
+    ref = machine.state.entries.slots[-2].ref
+    assert ref is not None
+    getattr(place, harm)(ref.key)
+    fresh = place.machine()
+    pinned = fresh.refresh()
+    assert fresh.run(texts) == wanted
+    with pytest.raises(Corruption) as caught:  # a state that was taken before still needs it
+        place.machine().run(texts, state=_untouched(pinned))
+    assert caught.value.object == ref.key
+    for _ in range(2 * EVERY):
+        write(fresh)
+    place.blob.gets.clear()
+    equal(place, fresh)
+    assert ref.key not in place.blob.gets
+
+
+def _untouched(state: State) -> State:
+    with pytest.raises(PagesNeeded):
+        texts(state)
+    return state
+
+
+def test_a_page_that_every_rollup_needs_is_corruption_that_names_it(place: Place) -> None:
+    machine = fill(place, 20 * EVERY)
+    newest = named(machine)
+    assert newest is not None
+    place.consensus.truncate(SHARD, newest.seqno, timeout=1)
+    ref = machine.state.entries.slots[2].ref
+    assert ref is not None
+    place.damage(ref.key)
+    fresh = place.machine()
+    with pytest.raises(Corruption) as caught:
+        fresh.run(texts)
+    assert caught.value.object == ref.key
+    # What does not need it works.
+    assert fresh.run(lambda s: s.meta.upper) == machine.state.meta.upper
+
+
+def test_a_page_that_is_swapped_for_another_is_noticed(place: Place) -> None:
+    fill(place, 20 * EVERY)
+    fresh = place.machine()
+    fresh.refresh()
+    one, two = (slot.ref for slot in fresh.state.entries.slots[:2])
+    assert one is not None
+    assert two is not None
+    objects = place.store.objects
+    objects[one.key], objects[two.key] = objects[two.key], objects[one.key]
+    place.consensus.truncate(SHARD, fresh.state.seqno, timeout=1)
+    with pytest.raises(Corruption, match="another page"):
+        fresh.run(texts, state=fresh.state)
+
+
+def test_a_rollup_whose_base_is_no_longer_kept_is_not_named(place: Place) -> None:
+    background = Settings(rollup_every_records=EVERY, page_items_max=20, page_bytes_max=8_000)
+    machine = place.machine(background)
+    create(machine)
+    for n in range(3 * EVERY):
+        write(machine, b"%06d" % n + PAYLOAD)
+    assert machine.maybe_rollup()
+    write(machine)
+    for _ in range(2 * EVERY):
+        write(machine)
+    assert machine.maybe_rollup()
+    _, late = rollups(place)
+    forgetting = place.machine(decide=_forget_rollups)
+    forgetting.submit(Tidy(()))
+    write(machine)
+    assert late not in [r.rollup.key for r in machine.records() if r.rollup is not None]
+    assert machine.rollup_due
+
+
+def _forget_rollups(state: State, command: Any, author: Any) -> Any:
+    """What a vacuum will decide, one day."""
+    from strandline.state.decide import Decision
+    from strandline.state.model import Diff, Session
+
+    gone = [Diff("rollups", key, None) for key, _ in state.rollups.range()]
+    session = Diff("sessions", (author.session,), Session(1, state.seqno + 1))
+    return Decision((*gone, session), None)
+
+
+# --- very many
+
+
+def test_bytes_per_rollup_do_not_grow_in_20000_commits() -> None:
+    place = Place(Settings(background=False))
+    machine = place.machine()
+    create(machine)
+    batch = Batch(inline=b"x" * 100, rows=1)
+    keys: list[Any] = []
+    for n in range(20_000):
+        tidies: tuple[Any, ...] = ()
+        if len(keys) >= 300:
+            tidies, keys = tuple(keys[:128]), keys[128:]
+        result = machine.submit(Commit(n, (Write(TABLE, batch),), tidies=tidies))
+        keys.append((TABLE, result.time, 0))
+    sizes: list[int] = []
+    for key, size in place.blob.puts:
+        if key.endswith(".rollup"):
+            sizes.append(size)
+        elif sizes:
+            sizes[-1] += size
+    assert len(sizes) == 156
+    early, late = sorted(sizes[10:40])[15], sorted(sizes[-30:])[15]
+    assert late < early * 1.5
+    fresh = place.machine()
+    place.blob.gets.clear()
+    fresh.refresh()
+    assert len(place.blob.gets) == 1
+    assert everything(fresh) == everything(machine)
+
+
+def test_a_rollup_of_many_references_writes_only_what_changed() -> None:
+    place = Place(Settings(background=False, rollup_every_records=4))
+    machine = place.machine()
+
+    def add(start: int, count: int) -> None:
+        upper = machine.state.meta.upper
+        assert upper is not None
+        parts = [
+            (upper, Part(f"part {n:08d}", 1, 1, b"%08d" % n, b"%08d" % n))
+            for n in range(start, start + count)
+        ]
+        machine.submit(Apply(upper, upper + 1, tuple(parts)))
+
+    for n in range(9):
+        add(2_000 * n, 2_000)
+    place.blob.puts.clear()
+    before = place.env.seconds
+    for n in range(8):
+        add(50_000 + n, 1)
+    assert place.env.seconds == before
+    assert len(rollups(place)) == 2
+    first, second = (
+        sum(size for key, size in place.blob.puts if f"/{kind}" in key) for kind in ("page", "rol")
+    )
+    assert first < 700_000  # of about 4 MB
+    assert second < 40_000
+    equal(place, machine)
+
+
+def test_opening_replays_more_records_than_one_scan_brings() -> None:
+    place = Place(Settings())  # background: nobody writes the rollups here
+    machine = place.machine()
+    create(machine)
+    for n in range(2 * SCAN_RECORDS + 5):
+        write(machine, b"%d" % n)
+    assert rollups(place) == []
+    equal(place, machine)
+
+
+def test_a_definite_failure_of_a_look_is_an_error_not_a_fallback(place: Place) -> None:
+    fill(place, 3 * EVERY)
+    place.consensus.failing_scans = 10**9
+    with pytest.raises(LocationError):
+        place.machine().refresh(timeout=2)
