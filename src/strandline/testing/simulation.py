@@ -1,0 +1,140 @@
+"""One simulated history: processes around one location, bad weather, and a watch over it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strandline.location import Location
+from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.testing.scheduler import Process, Scheduler, cooperative_locks
+from strandline.testing.simenv import SimEnv
+from strandline.testing.watch import Seen, Watch
+from strandline.testing.weather import Weather, stormy
+
+__all__ = ["Actor", "Simulation", "World"]
+
+_CALM_STEPS_MAX = 30_000
+"""Steps within which every actor has to end once nothing goes wrong any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a simulated process lives in."""
+
+    process: Process
+    env: SimEnv
+    location: Location
+
+
+@dataclass(eq=False)
+class Actor:
+    """Somebody who does something in a process, and does it again in a new one when killed."""
+
+    name: str
+    live: Callable[[World], None]
+    """Ends when there is nothing left to do; is called again after a crash."""
+    lives: int = 0
+    process: Process | None = None
+    finished: bool = False
+
+
+class Simulation:
+    """Everything in it depends on the seed alone."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        on_record: Callable[[Seen], None] = lambda _: None,
+        has_parts: bool = True,
+    ) -> None:
+        self.scheduler = Scheduler(seed)
+        # What a seed stands for (how bad the weather is, who is slow) does not depend on how much
+        # the run draws.
+        self.character = random.Random(f"character of {seed}")
+        self.store = MemoryStore()
+        self.weather = Weather(
+            faults=self.character.choice([0.0, 0.01, 0.05, 0.15]),
+            crashes=self.character.choice([0.0, 0.002, 0.01]),
+        )
+        self.scheduler.stickiness = self.character.choice([0.0, 0.5, 0.9])
+        self.closing = False
+        """Whether the storm is over, and actors should come to an end."""
+        self.actors: list[Actor] = []
+        outside = self.scheduler.process("outside")
+        self.outside = World(outside, SimEnv(self.scheduler, outside), self._inner(outside))
+        self.watch = Watch(
+            self.store,
+            self.outside.location,
+            self.outside.env,
+            on_record=on_record,
+            has_parts=has_parts,
+        )
+
+    def act(self, name: str, live: Callable[[World], None]) -> None:
+        """Adds an actor."""
+        self.actors.append(Actor(name, live))
+
+    def play(self, steps: int, *, at_end: Callable[[], None] = lambda: None) -> None:
+        """A storm of `steps` steps, then calm until every actor has ended, then `at_end()`.
+
+        Raises the first thing that went wrong.
+        """
+        with cooperative_locks(self.scheduler):
+            try:
+                for actor in self.actors:
+                    self._begin(actor)
+                end = self.scheduler.steps + steps
+                self._run(lambda: self.scheduler.steps >= end or self._all_finished(), steps)
+                self.scheduler.note("the storm is over")
+                self.weather.calm()
+                self.closing = True
+                self._run(self._all_finished, _CALM_STEPS_MAX)
+                self._run(lambda: False, _CALM_STEPS_MAX)  # what is still under way arrives
+                self.watch.check_rollups()
+                at_end()
+            finally:
+                self.scheduler.end()
+
+    def _run(self, until: Callable[[], bool], steps_max: int) -> None:
+        self.scheduler.run(until=until, after_step=self._after_step, steps_max=steps_max + 1)
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure[1]
+
+    def _after_step(self) -> None:
+        self.watch.look()
+        for actor in self.actors:
+            if not actor.finished and actor.process is not None and not actor.process.alive:
+                actor.process = None
+                delay = int(10 ** self.scheduler.random.uniform(2, 6.5))
+                self.scheduler.later(
+                    delay,
+                    f"{actor.name} starts again",
+                    lambda actor=actor: self._begin(actor),  # type: ignore[misc]
+                )
+
+    def _all_finished(self) -> bool:
+        return all(actor.finished for actor in self.actors)
+
+    def _begin(self, actor: Actor) -> None:
+        actor.lives += 1
+        process = self.scheduler.process(f"{actor.name}.{actor.lives}")
+        process.clock_offset = int(self.character.uniform(-2, 2) * 1_000_000)
+        actor.process = process
+        location = stormy(self._inner(process), self.scheduler, process, self.weather)
+        world = World(process, SimEnv(self.scheduler, process), location)
+
+        def live() -> None:
+            actor.live(world)
+            actor.finished = True
+
+        task = self.scheduler.spawn(process, process.name, live)
+        task.weight = self.character.choice([1.0, 1.0, 1.0, 0.1])
+
+    def _inner(self, process: Process) -> Location:
+        env = SimEnv(self.scheduler, process)
+        return Location(
+            MemoryBlob(self.store, env), MemoryConsensus(self.store), "memory://", "memory://"
+        )
