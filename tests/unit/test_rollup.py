@@ -15,10 +15,11 @@ from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.opening import SCAN_RECORDS
 from strandline.state.commands import Apply, Commit, Tidy, Write
+from strandline.state.decide import Decision
 from strandline.state.invariants import broken
-from strandline.state.model import Batch, Part, Rollup
+from strandline.state.model import Batch, Diff, Part, Rollup, Session
 from strandline.state.pages import PagesNeeded
-from strandline.state.replay import State
+from strandline.state.replay import State, replay
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 
 EVERY = 8
@@ -186,6 +187,45 @@ def test_a_collection_may_become_empty(place: Place) -> None:
         write(fresh, b"z")
     assert fresh.run(texts) == [b"z"] * (2 * EVERY)
     equal(place, fresh)
+
+
+@pytest.mark.parametrize("by_newcomer", [True, False])
+def test_a_map_begins_at_the_beginning_though_its_first_page_is_gone(
+    place: Place, by_newcomer: bool
+) -> None:
+    machine = fill(place, 20 * EVERY + EVERY // 2)
+    newcomer = place.machine()
+    newcomer.refresh()  # none of its pages are loaded, and following needs none
+    first = machine.state.entries.slots[1].first
+    machine.submit(Tidy(tuple(key for key, _ in machine.state.entries.range((), first))))
+    writer = newcomer if by_newcomer else machine
+    before = len(rollups(place))
+    for _ in range(2 * EVERY):
+        write(writer)
+    assert len(rollups(place)) > before
+    fresh = place.machine()
+    for each in (fresh.refresh(), writer.state):
+        assert each.entries.slots[0].first == ()
+        assert len({slot.first for slot in each.entries.slots}) == len(each.entries.slots)
+    assert fresh.run(lambda s: s.entries.floor((TABLE, -1, 0))) is None
+    equal(place, writer)
+
+
+def test_pages_are_found_for_a_state_that_a_function_derives(place: Place) -> None:
+    fill(place, 20 * EVERY)
+    fresh = place.machine()
+    fresh.refresh()
+    asked: list[int] = []
+
+    def derive(state: State) -> Any:
+        asked.append(0)
+        assert len(asked) < 5, "the page that was loaded is thrown away with the derived state"
+        gone = [Diff("entries", (TABLE, 0, 9), None)]
+        return replay(state, state.seqno + 1, b"", gone).entries.floor((TABLE, 3, 0))
+
+    found = fresh.run(derive)
+    assert found is not None
+    assert fresh.pages_read == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -512,9 +552,6 @@ def test_a_rollup_whose_base_is_no_longer_kept_is_not_named(place: Place) -> Non
 
 def _forget_rollups(state: State, command: Any, author: Any) -> Any:
     """What a vacuum will decide, one day."""
-    from strandline.state.decide import Decision
-    from strandline.state.model import Diff, Session
-
     gone = [Diff("rollups", key, None) for key, _ in state.rollups.range()]
     session = Diff("sessions", (author.session,), Session(1, state.seqno + 1))
     return Decision((*gone, session), None)

@@ -224,9 +224,12 @@ def test_when_the_session_is_gone_too_the_outcome_is_unknown(
     assert b"b" not in place.machine().run(texts)
 
 
+@pytest.mark.parametrize("first", [True, False])
 def test_a_token_that_was_committed_is_success_though_the_session_is_gone(
-    place: Place, machine: Machine
+    place: Place, machine: Machine, first: bool
 ) -> None:
+    machine = place.machine() if first else machine
+    machine.refresh()
     place.consensus.plan = ["done"]
     _scanned(place, _ended_meanwhile(place, machine))
     result = write(machine, b"a", token=("scope", 7))
