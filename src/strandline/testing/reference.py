@@ -1,0 +1,234 @@
+"""The reference model: what a database has to show, as plain dicts of updates.
+
+A `Reference` is told of every write before it is made, and of its outcome: acknowledged (it
+happened, at a time), refused (it did not and never will), or unknown. Where somebody watches the
+log, `committed` says what really happened, and the outcomes are held against it; an unknown
+outcome may go either way, but once a read or the log has shown which, it stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "Delete",
+    "Difference",
+    "Operation",
+    "Overwrite",
+    "Put",
+    "Reference",
+    "Row",
+    "TableModel",
+]
+
+Row = tuple[Any, ...]
+"""The values of all columns in the table's order; the keys come first."""
+
+Test = Callable[[Row], bool]
+
+
+class Difference(AssertionError):
+    """The database says something else than the model."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """Append or upsert: in a keyed table the last row of a key counts."""
+
+    rows: tuple[Row, ...]
+
+    def gone(self, row: Row) -> bool:
+        """Whether a row that was there goes."""
+        return False
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete by keys (prefixes of the keys) and by a condition."""
+
+    keys: tuple[Row, ...] = ()
+    where: Test | None = None
+    rows: tuple[Row, ...] = ()
+
+    def gone(self, row: Row) -> bool:
+        """Whether a row that was there goes."""
+        if self.where is not None and self.where(row):
+            return True
+        return any(row[: len(key)] == key for key in self.keys)
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """New rows in place of all rows, or of those for which the condition holds."""
+
+    rows: tuple[Row, ...]
+    where: Test | None = None
+
+    def gone(self, row: Row) -> bool:
+        """Whether a row that was there goes."""
+        return self.where is None or self.where(row)
+
+
+Operation = Put | Delete | Overwrite
+
+
+@dataclass
+class TableModel:
+    """One table: its updates by time, added in order of time."""
+
+    kind: Literal["rows", "keyed"]
+    keys: int
+    """Columns of the full key."""
+    updates: list[tuple[int, Counter[Row]]] = field(default_factory=list)
+
+    def read(self, as_of: int | None = None) -> Counter[Row]:
+        """The rows at `as_of` (None: now), with how often each is there."""
+        rows: Counter[Row] = Counter()
+        for time, change in self.updates:
+            if as_of is None or time <= as_of:
+                rows.update(change)
+        return +rows
+
+    def effect(self, operation: Operation, before: Counter[Row]) -> Counter[Row]:
+        """The difference that the operation makes to these rows."""
+        after: Counter[Row] = Counter(
+            {row: count for row, count in before.items() if not operation.gone(row)}
+        )
+        if self.kind == "rows":
+            after.update(operation.rows)
+        else:
+            last = {row[: self.keys]: row for row in operation.rows}
+            after = Counter({row: n for row, n in after.items() if row[: self.keys] not in last})
+            after.update(last.values())
+        change = Counter(after)
+        change.subtract(before)
+        return Counter({row: diff for row, diff in change.items() if diff})
+
+    def write(self, time: int, operation: Operation) -> None:
+        """The operation happened at `time`, after everything that is here."""
+        if self.updates and time < self.updates[-1][0]:
+            raise Difference(f"a commit at {time} comes after one at {self.updates[-1][0]}")
+        self.updates.append((time, self.effect(operation, self.read())))
+
+    def times(self) -> list[int]:
+        """The times at which something happened."""
+        return sorted({time for time, _ in self.updates})
+
+
+@dataclass
+class _Write:
+    table: str
+    operation: Operation
+    outcome: Literal["begun", "acknowledged", "refused", "unknown"] = "begun"
+    time: int | None = None
+
+
+class Reference:
+    """All tables of a database, and every write that was ever asked for.
+
+    `observed`: `committed` is called for every commit that is in the log, in order. Otherwise
+    what is acknowledged is what happened.
+    """
+
+    def __init__(self, *, observed: bool) -> None:
+        self.tables: dict[str, TableModel] = {}
+        self.writes: dict[str, _Write] = {}
+        self._observed = observed
+
+    def create(self, table: str, kind: Literal["rows", "keyed"], keys: int) -> None:
+        """A new table; `table` is what later calls name it by."""
+        self.tables[table] = TableModel(kind, keys)
+
+    def begin(self, name: str, table: str, operation: Operation) -> None:
+        """A write is about to be asked for; asking again for the same one changes nothing."""
+        self.writes.setdefault(name, _Write(table, operation))
+
+    def committed(self, name: str, time: int) -> None:
+        """The log has it."""
+        write = self.writes.get(name)
+        if write is None:
+            raise Difference(f"{name} is in the log, and nobody asked for it")
+        if write.time is not None:
+            raise Difference(f"{name} is in the log twice, at {write.time} and at {time}")
+        if write.outcome == "refused":
+            raise Difference(f"{name} was refused, and is in the log all the same")
+        write.time = time
+        self.tables[write.table].write(time, write.operation)
+
+    def acknowledged(self, name: str, time: int) -> None:
+        """The caller was told that it happened, at `time`."""
+        write = self.writes[name]
+        if write.outcome == "refused":
+            raise Difference(f"{name} was refused, and is acknowledged now")
+        if not self._observed:
+            self.committed(name, time)
+        elif write.time is None:
+            self._check_nothing(name, write, time)
+        elif write.time != time:
+            raise Difference(f"{name} is acknowledged at {time}, and in the log at {write.time}")
+        write.outcome = "acknowledged"
+
+    def refused(self, name: str) -> None:
+        """The caller was told that it did not happen."""
+        write = self.writes[name]
+        if write.outcome == "acknowledged":
+            raise Difference(f"{name} was acknowledged, and is refused now")
+        if write.time is not None:
+            raise Difference(f"{name} is in the log at {write.time}, and was refused")
+        write.outcome = "refused"
+
+    def unknown(self, name: str) -> None:
+        """The caller was told that it may have happened, or was told nothing."""
+        write = self.writes[name]
+        if write.outcome == "begun":
+            write.outcome = "unknown"
+
+    def read(self, table: str, as_of: int | None = None) -> Counter[Row]:
+        """What a read of the table at `as_of` has to show."""
+        return self.tables[table].read(as_of)
+
+    def check(
+        self, table: str, found: Iterable[Row], times: Sequence[int], *, asked: Test | None = None
+    ) -> int:
+        """The earliest of `times` at which the table shows exactly `found`.
+
+        `asked`: only rows for which it holds were asked for.
+        """
+        rows = Counter(found)
+        nearest: tuple[int, int, Counter[Row]] | None = None
+        for time in times:
+            expected = self.read(table, time)
+            if asked is not None:
+                expected = Counter({row: n for row, n in expected.items() if asked(row)})
+            if rows == expected:
+                return time
+            off = _differing(rows, expected)
+            if nearest is None or off < nearest[0]:
+                nearest = (off, time, expected)
+        if nearest is None:
+            raise ValueError("no time to compare with")
+        _, time, expected = nearest
+        missing, extra = expected - rows, rows - expected
+        raise Difference(
+            f"table {table} at {time} (or any of {len(times)} times): "
+            f"missing {_few(missing)}, too many {_few(extra)}"
+        )
+
+    def _check_nothing(self, name: str, write: _Write, time: int) -> None:
+        """Acknowledged without a record: then there was nothing to change at that time."""
+        model = self.tables[write.table]
+        change = model.effect(write.operation, model.read(time))
+        if change:
+            raise Difference(f"{name} is acknowledged at {time}, and not in the log: {change}")
+
+
+def _differing(one: Counter[Row], other: Counter[Row]) -> int:
+    return (one - other).total() + (other - one).total()
+
+
+def _few(rows: Counter[Row]) -> str:
+    shown = ", ".join(f"{row} x {count}" for row, count in list(rows.items())[:5])
+    return f"{rows.total()} rows ({shown})" if rows else "none"
