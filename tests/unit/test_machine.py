@@ -238,6 +238,19 @@ def test_a_session_that_was_ended_is_fenced_and_never_comes_back(place: Place) -
     assert [r.command for r in machine.records()] == ["Commit", "CloseSession"]
 
 
+def test_a_session_that_came_before_and_ended_is_fenced_too(place: Place) -> None:
+    create(place.machine())
+    again, twin = place.machine(), place.machine()
+    write(again)
+    later = place.machine()  # the same session, from a handle that was opened anew
+    later.session = twin.session = again.session
+    assert later.submit(Tidy(())) == 0
+    twin.refresh()
+    twin.submit(CloseSession())
+    with pytest.raises(Fenced):
+        write(later)
+
+
 def test_two_that_share_a_session_are_told_apart(place: Place) -> None:
     machine, twin = place.machine(), place.machine()
     create(machine)

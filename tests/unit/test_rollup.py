@@ -14,7 +14,7 @@ from strandline.ids import ObjectKey
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.opening import SCAN_RECORDS
-from strandline.state.commands import Apply, Commit, Tidy, Write
+from strandline.state.commands import AdvanceUpper, Apply, Commit, Tidy, Write
 from strandline.state.decide import Decision
 from strandline.state.invariants import broken
 from strandline.state.model import Batch, Diff, Part, Rollup, Session
@@ -177,6 +177,19 @@ def test_a_collection_that_shrinks_has_few_pages_again(place: Place) -> None:
     equal(place, machine)
 
 
+def test_a_collection_that_shrinks_page_by_page_has_few_pages_again(place: Place) -> None:
+    machine = fill(place, 20 * EVERY)
+    before = len(machine.state.entries.slots)
+    for slot in machine.state.entries.slots[:-1]:
+        assert slot.page is not None
+        machine.submit(Tidy(tuple(slot.page.order[1:])))
+        for _ in range(EVERY):
+            machine.submit(AdvanceUpper((machine.state.meta.upper or 0) + 1))
+    # Of one item of a kilobyte each they would stay; two of them are a quarter of a page.
+    assert len(machine.state.entries.slots) < before * 0.6
+    equal(place, machine)
+
+
 def test_a_collection_may_become_empty(place: Place) -> None:
     machine = fill(place, 6 * EVERY)
     fresh = place.machine()  # its pages are not loaded
@@ -200,8 +213,8 @@ def test_a_map_begins_at_the_beginning_though_its_first_page_is_gone(
     machine.submit(Tidy(tuple(key for key, _ in machine.state.entries.range((), first))))
     writer = newcomer if by_newcomer else machine
     before = len(rollups(place))
-    for _ in range(2 * EVERY):
-        write(writer)
+    for n in range(2 * EVERY):  # no entries come after it, which would set it right
+        writer.submit(AdvanceUpper(10_000 + n))
     assert len(rollups(place)) > before
     fresh = place.machine()
     for each in (fresh.refresh(), writer.state):
@@ -436,6 +449,21 @@ def test_a_damaged_newest_rollup_is_replaced_by_the_one_before_it(
     place.blob.gets.clear()
     equal(place, fresh)
     assert newest.key not in place.blob.gets
+
+
+def test_a_damaged_rollup_is_not_named_again_though_others_name_it(place: Place) -> None:
+    unaware = fill(place, 10 * EVERY)
+    newest = named(unaware)
+    assert newest is not None
+    place.damage(newest.key)
+    aware = place.machine(Settings())
+    aware.refresh()
+    write(unaware)
+    assert named(unaware) == newest
+    write(aware)
+    rollup = named(aware)
+    assert rollup is not None
+    assert rollup.seqno < newest.seqno
 
 
 def test_all_rollups_damaged_leave_the_log_from_the_beginning(place: Place) -> None:

@@ -510,5 +510,5 @@ def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
     scope, number = token
     window = state.tokens.get((scope,))
     if window is None or number > window.highest:
-        return False, record.count > 1
+        return False, False
     return (False if number in dict(window.results) else None), True

@@ -28,8 +28,8 @@ INLINE_BYTES_MAX = 16 * 1024
 _BUFFER_BYTES = 16 * 1024 * 1024
 """Encoded pages that wait to be put side by side: bounds memory when very much is new."""
 
-_SMALL = 8
-"""A stored page of less than an eighth of the bound is rewritten along with a changed neighbour,
+_SMALL = 4
+"""A stored page of less than a quarter of the bounds is rewritten along with a changed neighbour,
 so that a map that shrinks does not end as a long list of nearly empty pages."""
 
 Load = Callable[[list[Slot[Any]]], None]
