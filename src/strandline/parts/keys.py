@@ -96,16 +96,20 @@ class KeyCodec:
         return first, last
 
     def encode_rows(self, table: pa.Table | pa.RecordBatch, rows: Sequence[int]) -> list[bytes]:
-        """The encoded full keys of the given rows. Meant for few: it works row by row."""
-        columns = [table.column(name) for name in self.keys]
-        raws = [kind.raw for kind in self._types]
-        out = []
-        for row in rows:
-            values = tuple(raw(c[row]) for raw, c in zip(raws, columns, strict=True))
-            if None in values:
-                raise SchemaMismatch(f"row {row} has a null key: keys are never null")
-            out.append(self.encode(values))
-        return out
+        """The encoded full keys of the given rows. Meant for few: about a µs each."""
+        if not rows:
+            return []
+        wanted = pa.array(rows, pa.int64())
+        columns = [
+            kind.column(table.column(name).take(wanted))
+            for name, kind in zip(self.keys, self._types, strict=True)
+        ]
+        if any(None in column for column in columns):
+            raise SchemaMismatch("a row has a null key: keys are never null")
+        if len(columns) == 1:
+            encode = self._encoders[0]
+            return [encode(value) for value in columns[0]]
+        return [self.encode(values) for values in zip(*columns, strict=True)]
 
 
 def successor(prefix: bytes) -> bytes | None:

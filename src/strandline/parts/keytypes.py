@@ -46,6 +46,8 @@ class KeyType(NamedTuple):
     normalize: Callable[[Any], Any]
     raw: Callable[[Any], Any]
     """An Arrow scalar's value, in the form that `encode` takes."""
+    column: Callable[[Any], list[Any]]
+    """The same of a whole Arrow column."""
 
 
 def _as_py(scalar: pa.Scalar) -> Any:
@@ -54,6 +56,18 @@ def _as_py(scalar: pa.Scalar) -> Any:
 
 def _value(scalar: pa.Scalar) -> Any:
     return scalar.value
+
+
+def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _days(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    return column.cast(pa.int32()).to_pylist()  # type: ignore[no-any-return]
+
+
+def _units(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
 
 
 def _encode_int(value: int) -> bytes:
@@ -151,7 +165,7 @@ def _date_type() -> KeyType:
             raise TypeError
         return value
 
-    return KeyType(encode, decode, normalize, _value)
+    return KeyType(encode, decode, normalize, _value, _days)
 
 
 def _timestamp_type(kind: pa.TimestampType) -> KeyType:
@@ -184,7 +198,7 @@ def _timestamp_type(kind: pa.TimestampType) -> KeyType:
             raise ValueError(f"it is finer than the column's unit {kind.unit}")
         return value
 
-    return KeyType(encode, decode, normalize, _value)
+    return KeyType(encode, decode, normalize, _value, _units)
 
 
 def _decimal_type(kind: pa.DataType) -> KeyType:
@@ -212,19 +226,19 @@ def _decimal_type(kind: pa.DataType) -> KeyType:
             raise ValueError(f"it has more than {scale} digits after the point")
         return _DIGITS.scaleb(Decimal(int(unscaled)), -scale)
 
-    return KeyType(encode, decode, normalize, _as_py)
+    return KeyType(encode, decode, normalize, _as_py, _values)
 
 
 def key_type(kind: pa.DataType) -> KeyType:
     """The encoding of a key column's type; `UsageError` for types that cannot be keys."""
     if types.is_integer(kind):
-        return KeyType(_encode_int, _decode_int, _normalize_int, _as_py)
+        return KeyType(_encode_int, _decode_int, _normalize_int, _as_py, _values)
     if types.is_string(kind):
-        return KeyType(_encode_text, _decode_text, _normalize_text, _as_py)
+        return KeyType(_encode_text, _decode_text, _normalize_text, _as_py, _values)
     if types.is_binary(kind):
-        return KeyType(_encode_bytes, _decode_bytes, _normalize_bytes, _as_py)
+        return KeyType(_encode_bytes, _decode_bytes, _normalize_bytes, _as_py, _values)
     if types.is_boolean(kind):
-        return KeyType(_encode_bool, _decode_bool, _normalize_bool, _as_py)
+        return KeyType(_encode_bool, _decode_bool, _normalize_bool, _as_py, _values)
     if types.is_date32(kind):
         return _date_type()
     if types.is_timestamp(kind):

@@ -1,0 +1,226 @@
+"""One part whose footer was verified, and what is to be read of it for a question.
+
+What protects the bytes of a part:
+
+- pages: each has a checksum, which Arrow verifies when it decodes the page;
+- everything behind the last page: `Part.footer_size` and `Part.footer_crc`, verified before any of
+  it is parsed;
+- the first four bytes, and the headers of pages: what they say is checked against the footer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from strandline.errors import Corruption, LocationError, StrandlineError
+from strandline.parts.evolve import Mapping
+from strandline.parts.footer import MAGIC, Footer
+from strandline.parts.keys import KeyCodec, clip
+from strandline.parts.schema import TableSchema
+from strandline.state.model import Interval, Part
+
+__all__ = ["OpenPart", "Plan", "damaged", "guarded"]
+
+A = TypeVar("A")
+
+_LOCAL = (pa.OSFile, pa.BufferReader, pa.MemoryMappedFile)
+"""Files of which many small reads cost no more than one large one."""
+
+_COPY_BELOW = 8
+"""Rows that are less than this share of what was decoded are copied out of it: a found row shall
+not keep thousands of others in memory."""
+
+
+def damaged(part: Part, why: str) -> Corruption:
+    """The error for a part whose bytes are not what was written."""
+    return Corruption(
+        f"the part {part.key} is damaged: {why}; restore it from a copy", object=part.key
+    )
+
+
+def guarded(part: Part, function: Callable[[], A]) -> A:
+    """What `function`, which reads the part, returns; what it raises, as an error of ours.
+
+    Arrow tells damage and a failed read both by OSError; only a failed system call has a number.
+    """
+    try:
+        return function()
+    except (StrandlineError, MemoryError):
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise LocationError(
+                f"reading the part {part.key} failed: {error}", may_have_happened=False
+            ) from error
+        raise damaged(part, str(error)) from error
+    except (pa.ArrowException, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        raise damaged(part, str(error) or type(error).__name__) from error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be read of a part."""
+
+    mapping: Mapping
+    leaves: Sequence[int]
+    """The columns, as Parquet counts them."""
+    groups: Sequence[int]
+    """The row groups, ascending."""
+    inside: Sequence[Interval] | None
+    """The intervals that rows have to be in; None: all rows are."""
+    names: Sequence[str]
+    """The columns that come out, in order."""
+    codec: KeyCodec
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The schema of what comes out."""
+        return pa.schema([self.mapping.arrow.field(name) for name in self.names])
+
+    def clipped(self, decoded: pa.Table) -> pa.Table:
+        """Of decoded row groups, the rows and columns that were asked for."""
+        table = self.mapping.table(decoded)
+        if self.inside is not None:
+            table = clip(table, self.inside, self.codec)
+        if table.column_names != self.names:
+            table = table.select(self.names)
+        if table.num_rows * _COPY_BELOW < decoded.num_rows:
+            table = table.take(pa.array(range(table.num_rows), pa.int32()))
+        return table
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The part of a plan that is the same for every question with the same columns."""
+
+    mapping: Mapping
+    leaves: Sequence[int]
+    names: Sequence[str]
+    codec: KeyCodec
+
+
+class OpenPart:
+    """A part whose footer was verified: its metadata, where which key is, idle readers."""
+
+    def __init__(self, part: Part, file: pa.NativeFile) -> None:
+        self.part = part
+        self.idle: list[pq.ParquetFile] = []
+        tail = self._verified(file)
+        self.metadata = pq.read_metadata(pa.BufferReader(tail))
+        self.stored = self.metadata.schema.to_arrow_schema()
+        texts = self.metadata.metadata or {}
+        self.about = Footer.about_of(texts)
+        self._separators = Footer.separators_of(texts)
+        self._texts = texts
+        self._plans: dict[tuple[int, tuple[str, ...] | None, bool], _Columns] = {}
+        if self.about["key"] != part.key or self.metadata.num_rows != part.rows:
+            raise damaged(part, f"it is another part, {self.about['key']}")
+
+    def _verified(self, file: pa.NativeFile) -> bytes:
+        """The bytes behind the last page, if object and reference agree on them."""
+        part, size = self.part, file.size()
+        if size != part.size:
+            raise damaged(part, f"it has {size} bytes where {part.size} were written")
+        head: bytes = file.read_at(len(MAGIC), 0)
+        tail: bytes = file.read_at(part.footer_size, size - part.footer_size)
+        if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_crc:
+            raise damaged(part, "its footer does not have the checksum that it was written with")
+        if head != MAGIC:
+            raise damaged(part, "it does not begin as Parquet does")
+        return tail
+
+    def quantiles(self) -> list[tuple[bytes, int]]:
+        """See `PartReader.quantiles`."""
+        return Footer.quantiles_of(self._texts)
+
+    def parquet(self, source: pa.NativeFile) -> pq.ParquetFile:
+        """A reader on an open file of the part; every page is verified."""
+        # Reads ahead of need only where a request costs much; the local reads that it saves cost
+        # less than gathering them.
+        return pq.ParquetFile(
+            source,
+            metadata=self.metadata,
+            pre_buffer=not isinstance(source, _LOCAL),
+            page_checksum_verification=True,
+        )
+
+    def rows_of(self, groups: Sequence[int]) -> int:
+        """How many rows the row groups have. All but the last have equally many."""
+        per_group = int(self.about["group_rows"])
+        rows = per_group * len(groups)
+        if groups and groups[-1] == len(self._separators) - 1:
+            rows += self.part.rows - per_group * len(self._separators)
+        return rows
+
+    def groups_of_rows(self, rows: int) -> int:
+        """How many row groups have about so many rows."""
+        return max(1, rows // int(self.about["group_rows"]))
+
+    def groups_in(self, interval: Interval) -> range:
+        """The row groups that may have rows in the interval."""
+        # Where a key was repeated over the border of two row groups, both have it: so a separator
+        # that is equal to the bound leaves the row group before it in.
+        start = max(0, bisect_left(self._separators, interval.lower) - 1)
+        if interval.upper is None:
+            return range(start, len(self._separators))
+        return range(start, bisect_left(self._separators, interval.upper))
+
+    def plan(
+        self, schema: TableSchema, columns: Sequence[str] | None, wanted: Sequence[Interval]
+    ) -> Plan:
+        """What is to be read for the ascending, disjoint intervals `wanted`."""
+        part = self.part
+        inside = [
+            i for i in wanted if i.lower <= part.upper and (i.upper is None or i.upper > part.lower)
+        ]
+        whole = len(inside) == 1 and _covers(inside[0], part)
+        found = self._columns(schema, columns, keys=not whole)
+        groups: list[int] = []
+        for interval in inside:
+            more = self.groups_in(interval)
+            groups += [g for g in more if g > groups[-1]] if groups else more
+        return Plan(
+            found.mapping, found.leaves, groups, None if whole else inside, found.names, found.codec
+        )
+
+    def _columns(
+        self, schema: TableSchema, columns: Sequence[str] | None, *, keys: bool
+    ) -> _Columns:
+        asked = None if columns is None else tuple(columns)
+        found = self._plans.get((schema.version, asked, keys))
+        if found is None:
+            names = schema.arrow.names if asked is None else list(asked)
+            needed = [*dict.fromkeys([*names, *schema.keys])] if keys else names
+            # Without any column there would be nothing to count rows by.
+            mapping = Mapping(self.stored, schema, needed or schema.keys[:1])
+            if not mapping.needed:  # columns that were added later, and no other
+                mapping = Mapping(self.stored, schema, [*needed, schema.keys[0]])
+            out = [name for name in names if name in mapping.arrow.names]
+            found = _Columns(mapping, self._leaves(mapping.needed), out, KeyCodec(schema))
+            self._plans[schema.version, asked, keys] = found
+        return found
+
+    def _leaves(self, columns: Sequence[int]) -> list[int]:
+        """Columns as Parquet counts them, which sees only what is not nested."""
+        counts = [_leaf_count(field.type) for field in self.stored]
+        return [sum(counts[:at]) + i for at in columns for i in range(counts[at])]
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    if types.is_map(kind):
+        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
+    if types.is_struct(kind):
+        return sum(_leaf_count(kind.field(i).type) for i in range(kind.num_fields))
+    return _leaf_count(kind.value_type) if types.is_list(kind) else 1
+
+
+def _covers(interval: Interval, part: Part) -> bool:
+    return interval.lower <= part.lower and (interval.upper is None or interval.upper > part.upper)
