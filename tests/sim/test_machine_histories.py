@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from strandline.errors import Conflict, Fenced, LocationError, UsageError
+from strandline.env import Deadline
+from strandline.errors import Conflict, Fenced, LocationError, StrandlineError, UsageError
 from strandline.ids import ShardId, new_session_id
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
+from strandline.shard.rollup import Sealed
+from strandline.shard.upkeep import Upkeep
 from strandline.state.commands import Commit, TableChange, Write
 from strandline.state.decide import current_table
+from strandline.state.replay import State
 from strandline.testing.simulation import Simulation, World
 from strandline.testing.watch import Broken, Seen
 from tests.support.states import batch, table
@@ -150,3 +155,51 @@ def test_one_seed_replays_one_history() -> None:
     hashes = [History(seed).play() for seed in (5, 5, 6)]
     assert hashes[0] == hashes[1]
     assert hashes[0] != hashes[2]
+
+
+# --- rules that are broken on purpose have to be noticed
+
+
+def first_failure(seeds: range) -> str:
+    """What the first history that fails says."""
+    for seed in seeds:
+        try:
+            History(seed).play()
+        except (AssertionError, StrandlineError) as error:
+            return str(error)
+    return ""
+
+
+def test_an_unknown_outcome_that_goes_for_a_failure_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: Machine, attempt: Any, deadline: Deadline) -> bool:
+        self._unsettled = None
+        self._follower.catch_up(deadline)
+        return False
+
+    monkeypatch.setattr(Machine, "_settle", lost)
+    assert "is in the log twice" in first_failure(range(40))
+
+
+def test_a_slot_below_the_boundary_that_goes_for_a_failure_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: Machine, attempt: Any, deadline: Deadline) -> bool:
+        self._unsettled = None
+        self._follower.catch_up(deadline)
+        return False
+
+    monkeypatch.setattr(Machine, "_settled_by_state", lost)
+    assert "is in the log twice" in first_failure(range(150))
+
+
+def test_a_newcomer_that_opens_a_wrong_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    adopted = Upkeep._adopted
+
+    def too_early(self: Upkeep, sealed: Sealed, state: State) -> State:
+        self._since = []  # what was committed beside the rollup is forgotten
+        return adopted(self, sealed, state)
+
+    monkeypatch.setattr(Upkeep, "_adopted", too_early)
+    assert first_failure(range(60)) != ""
