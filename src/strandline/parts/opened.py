@@ -137,6 +137,11 @@ class OpenPart:
             raise damaged(part, "it does not begin as Parquet does")
         return tail
 
+    @property
+    def separators(self) -> Sequence[bytes]:
+        """For each row group, encoded bytes above all keys before it and not above its first."""
+        return self._separators
+
     def quantiles(self) -> list[tuple[bytes, int]]:
         """See `PartReader.quantiles`."""
         return Footer.quantiles_of(self._texts)
