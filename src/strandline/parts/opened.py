@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
@@ -24,6 +25,7 @@ from strandline.errors import Corruption, LocationError, StrandlineError
 from strandline.parts.evolve import Mapping
 from strandline.parts.footer import MAGIC, Footer
 from strandline.parts.keys import KeyCodec, clip
+from strandline.parts.plain import int64s
 from strandline.parts.schema import TableSchema
 from strandline.state.model import Interval, Part
 
@@ -93,7 +95,7 @@ class Plan:
         if table.column_names != self.names:
             table = table.select(self.names)
         if table.num_rows * _COPY_BELOW < decoded.num_rows:
-            table = table.take(pa.array(range(table.num_rows), pa.int32()))
+            table = table.take(int64s(np.arange(table.num_rows)))
         return table
 
 
