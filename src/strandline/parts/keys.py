@@ -19,6 +19,7 @@ from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
 from strandline.parts.keytypes import OFFSET, key_type, outside
+from strandline.parts.plain import numbers_of
 from strandline.parts.schema import TableSchema
 from strandline.state.model import Interval
 
@@ -161,11 +162,9 @@ class _Located:
         self._raws = [kind.raw for kind in codec._types]  # noqa: SLF001  of this module
         self._numbers: Any = None
         kind = codec.arrow_types[0]
-        if isinstance(columns[0], pa.Array):
-            if types.is_integer(kind):
-                self._numbers = columns[0].to_numpy(zero_copy_only=True)
-            elif types.is_timestamp(kind):
-                self._numbers = columns[0].view(pa.int64()).to_numpy(zero_copy_only=True)
+        numeric = types.is_integer(kind) or types.is_timestamp(kind)
+        if numeric and isinstance(columns[0], pa.Array):
+            self._numbers = numbers_of(columns[0])
 
     def at(self, bound: bytes) -> int:
         start, end = 0, len(self._columns[0])
