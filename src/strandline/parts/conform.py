@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
+from strandline.parts.plain import TRUE
 from strandline.parts.schema import TableSchema, normal_type
 
 __all__ = ["conform", "to_arrow"]
 
-_TRUE = pa.scalar(True)  # noqa: FBT003  the value is what it is about
 _ACCEPTED = (
     "a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, a pandas or Polars DataFrame, "
     "a DuckDB relation, a dict of columns, a list of dicts, or an iterable of Arrow batches"
@@ -208,7 +208,7 @@ class _Plan:
         """Raises for unknown, repeated and missing columns; missing ones that may be null pass."""
         known = self._schema.arrow.names
         for name in names:
-            if name.startswith("__"):
+            if name.startswith("__") and name not in known:
                 raise SchemaMismatch(f"column {name!r}: names that begin with __ are reserved")
             if name not in known:
                 raise SchemaMismatch(
@@ -246,7 +246,7 @@ class _Plan:
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema.arrow)
 
     def _refuse_null(self, name: str, column: Any, base: int) -> None:
-        row = base + pc.index(pc.is_null(column), _TRUE).as_py()
+        row = base + pc.index(pc.is_null(column), TRUE).as_py()
         what = "keys are never null" if name in self._schema.keys else "the column is not nullable"
         raise SchemaMismatch(f"column {name!r} is null in row {row}: {what}; fill it, or drop it")
 

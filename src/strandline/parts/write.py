@@ -228,7 +228,8 @@ class _PartWriter:
         self._sink = pa.BufferedOutputStream(pa.PythonFile(self._tail, mode="w"), _SINK_BYTES)
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
-        self._distinct = DIFF not in arrow.names
+        self._distinct = True
+        self._has_diff = False
         self._separators: list[bytes] = []
         self._lower = b""
         self._samples = _Samples()
@@ -248,6 +249,9 @@ class _PartWriter:
         if TIME in self._arrow.names:
             found = pc.min_max(rows.column(TIME))
             self._times += [found["min"].as_py(), found["max"].as_py()]
+        if DIFF in self._arrow.names and not self._has_diff:
+            # A column that says of every row that it was added once says nothing.
+            self._has_diff = not pc.all(pc.equal(rows.column(DIFF), 1)).as_py()
         self._writer.write_table(rows, row_group_size=self._group_rows)
         self._rows += rows.num_rows
 
@@ -276,8 +280,8 @@ class _PartWriter:
             upper=upper,
             time_min=min(self._times, default=None),
             time_max=max(self._times, default=None),
-            has_diff=DIFF in self._arrow.names,
-            distinct=self._distinct,
+            has_diff=self._has_diff,
+            distinct=self._distinct and not self._has_diff,
             footer_size=len(tail),
             footer_crc=zlib.crc32(tail),
             statistics=self._statistics.to_bytes(),
@@ -303,7 +307,7 @@ class _PartWriter:
             "sort_keys": self._schema.sort_keys,
             "rows": self._rows,
             "group_rows": self._group_rows,
-            "distinct": self._distinct,
+            "distinct": self._distinct and not self._has_diff,
             "time_min": min(self._times, default=None),
             "time_max": max(self._times, default=None),
         }

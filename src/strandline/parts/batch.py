@@ -1,0 +1,162 @@
+"""Builds what one commit writes to one table: a few rows inline, or parts, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.env import Deadline, Env
+from strandline.location import Blob
+from strandline.parts.adjacent import order_of
+from strandline.parts.conform import conform, to_arrow
+from strandline.parts.inline import encode_inline
+from strandline.parts.keys import KeyCodec
+from strandline.parts.merge import last_rows, prepare_batch
+from strandline.parts.schema import DIFF, TableSchema
+from strandline.parts.sort import is_sorted, sort_stream
+from strandline.parts.write import Identity, write_parts
+from strandline.settings import Settings
+from strandline.state.model import Batch, Part
+
+__all__ = ["build_batch"]
+
+_IN_MEMORY_BYTES = 32 << 20
+"""Rows that take no more are sorted in memory."""
+
+_THREADS_MAX = 4
+
+
+def build_batch(
+    data: Any,
+    schema: TableSchema,
+    *,
+    blob: Blob,
+    new_key: Callable[[], str],
+    identity: Identity,
+    settings: Settings,
+    env: Env,
+    timeout: float,
+    diff: bool = False,
+) -> Batch:
+    """A batch of data in any form that `to_arrow` takes; parts are written, nothing is committed.
+
+    `diff`: the data has a column `__diff` besides the table's: -1 retracts a row (rows) or
+    deletes a key (keyed). No rows make a `Batch` of 0 rows. Raises as `to_arrow` and `conform`
+    do; then parts may be left behind that nobody refers to.
+    """
+    stored = replace(schema, arrow=schema.stored(diff=True)) if diff else schema
+    rows = conform(to_arrow(data, stored), stored)
+    builder = _Builder(
+        schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow
+    )
+    if isinstance(rows, pa.Table):
+        if rows.nbytes <= _IN_MEMORY_BYTES:
+            return builder.small(rows)
+        return builder.large(rows.to_batches(), ordered=is_sorted(rows, schema.keys))
+    head, rest = _head(rows)
+    if rest is None:
+        return builder.small(head)
+    return builder.large(chain(head.to_batches(), rest), ordered=False)
+
+
+def _head(reader: pa.RecordBatchReader) -> tuple[pa.Table, Iterator[pa.RecordBatch] | None]:
+    """The first rows of a stream, and the rest; None if there is none."""
+    batches = []
+    size = 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if size > _IN_MEMORY_BYTES:
+            return pa.Table.from_batches(batches, reader.schema), iter(reader)
+    return pa.Table.from_batches(batches, reader.schema), None
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """What a batch is made for and with."""
+
+    schema: TableSchema
+    blob: Blob
+    new_key: Callable[[], str]
+    identity: Identity
+    settings: Settings
+    deadline: Deadline
+    arrow: pa.Schema
+
+    def small(self, rows: pa.Table) -> Batch:
+        """A batch of rows that are sorted in memory."""
+        if not rows.num_rows:
+            return Batch()
+        rows = _without_plain_diff(prepare_batch(rows, self.schema))
+        # Encoding adds to the rows' bytes, so larger ones need not be tried.
+        if rows.nbytes <= self.settings.inline_bytes_max:
+            inline = encode_inline(rows)
+            if len(inline) <= self.settings.inline_bytes_max:
+                return self._inline(rows, inline)
+        return self._of_parts(self._written(rows.to_batches()))
+
+    def large(self, batches: Iterable[pa.RecordBatch], *, ordered: bool) -> Batch:
+        """A batch of rows that may be more than memory holds."""
+        keyed = self.schema.kind == "keyed"
+        if not ordered:
+            batches = sort_stream(
+                batches,
+                self.schema.keys,
+                memory_bytes=self.settings.sort_memory_bytes,
+                threads=min(_THREADS_MAX, os.cpu_count() or 1),
+                stable=keyed,
+                schema=self.arrow,
+            )
+        rows = last_rows(batches, self.schema.keys) if keyed else batches
+        return self._of_parts(self._written(rows))
+
+    def _inline(self, rows: pa.Table, inline: bytes) -> Batch:
+        has_diff = DIFF in rows.column_names
+        lower, upper = KeyCodec(self.schema).first_last(rows)
+        return Batch(
+            inline=inline,
+            rows=rows.num_rows,
+            lower=lower,
+            upper=upper,
+            has_diff=has_diff,
+            distinct=not has_diff and not order_of(rows, self.schema.keys)[1],
+            schema_version=self.schema.version,
+        )
+
+    def _written(self, rows: Iterable[pa.RecordBatch]) -> list[Part]:
+        return write_parts(
+            self.blob,
+            self.new_key,
+            rows,
+            self.schema,
+            identity=self.identity,
+            settings=self.settings,
+            timeout=self.deadline.remaining(),
+        )
+
+    def _of_parts(self, parts: list[Part]) -> Batch:
+        if not parts:
+            return Batch()
+        return Batch(
+            parts=tuple(parts),
+            rows=sum(part.rows for part in parts),
+            lower=parts[0].lower,
+            upper=parts[-1].upper,
+            has_diff=any(part.has_diff for part in parts),
+            # Parts of one stream have no key in common.
+            distinct=all(part.distinct for part in parts),
+            schema_version=self.schema.version,
+        )
+
+
+def _without_plain_diff(rows: pa.Table) -> pa.Table:
+    """Without a `__diff` that only says that every row was added once."""
+    if DIFF in rows.column_names and pc.all(pc.equal(rows.column(DIFF), 1)).as_py():
+        return rows.drop_columns([DIFF])
+    return rows
