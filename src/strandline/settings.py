@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 __all__ = ["Settings"]
 
@@ -18,10 +19,10 @@ class Settings:
     """Deadline of a call that is given no `timeout=`."""
 
     inline_bytes_max: int = 64 * KIB
-    """A batch of at most this many Arrow IPC bytes is committed inside its entry, without a part."""
+    """A batch of at most this many Arrow IPC bytes is committed inside its entry, not as a part."""
 
     rollup_every_records: int = 128
-    """Records between two rollups: bounds what opening replays, against bytes written per commit."""
+    """Records between two rollups: what opening replays, against bytes written per commit."""
 
     page_items_max: int = 1_000
     """Items in a page of state: copying one costs about 2 µs, reading one about 20 ms."""
@@ -46,6 +47,9 @@ class Settings:
 
     small_part_bytes_max: int = 8 * MIB
     """Parts larger than this are left to `compact`: background merging stays in small bites."""
+
+    threads: int = field(default_factory=lambda: os.cpu_count() or 2)
+    """Threads of a large sort or merge in this process."""
 
     part_rows_target: int = 4_000_000
     """Rows in a part: the unit of compaction and of parallel scans."""

@@ -1,0 +1,1 @@
+"""Many shards, one moment: the txns shard, its entries, and how they get into the data shards."""

@@ -1,0 +1,104 @@
+"""Apply: moves entries from the txns shard into a table's data shard. Anyone may, at any time."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pyarrow as pa
+
+from strandline.env import Deadline
+from strandline.errors import UpperMismatch
+from strandline.parts.inline import decode_inline
+from strandline.parts.schema import TIME, TableSchema
+from strandline.parts.sort import sort_table
+from strandline.parts.write import write_part
+from strandline.state.commands import Apply
+from strandline.state.model import Entry, Part, TableVersion
+from strandline.txn.store import Store
+
+__all__ = ["apply_table"]
+
+
+def apply_table(store: Store, table: str, *, timeout: float, commits_max: int | None = None) -> int:
+    """Applies what is committed to the table, in bites; returns how many commits were moved.
+
+    `commits_max` bounds how many; None: all that were committed when it began. Idempotent, and
+    safe beside others that do the same: a crash between any two steps loses nothing.
+    """
+    deadline = Deadline(store.env, timeout)
+    # SUBTLE ◆: txns first, then data. Entries that are gone from `state` were applied before it
+    # was read, so the data shard's upper, read after it, is beyond them.
+    state = store.txns.refresh(timeout=deadline.remaining())
+    version = store.txns.machine.run(lambda s: s.tables.floor((table, 1 << 62)), state=state)
+    if version is None or version[1].table != table:
+        return 0
+    data = store.data(table)
+    upper = data.refresh(timeout=deadline.remaining()).meta.upper
+    moved = 0
+    while upper is not None and (commits_max is None or moved < commits_max):
+        entries = store.txns.overlay(state, table, upper)
+        bite = _bite(entries, store.settings.apply_backlog_commits)
+        if not bite:
+            break
+        deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
+        upper = _apply_bite(store, version[1], bite, upper, deadline)
+        moved += len({entry.time for entry in bite})
+    return moved
+
+
+def _bite(entries: tuple[Entry, ...], commits: int) -> list[Entry]:
+    """The first `commits` times, whole ◆: a time is applied in one record or not at all."""
+    bite: list[Entry] = []
+    for count, (_, entries_at) in enumerate(groupby(entries, key=lambda entry: entry.time)):
+        if count == commits:
+            break
+        bite += entries_at
+    return bite
+
+
+def _apply_bite(
+    store: Store, version: TableVersion, bite: list[Entry], upper: int, deadline: Deadline
+) -> int:
+    parts = [(entry.time, part) for entry in bite for part in entry.batch.parts]
+    inline = [entry for entry in bite if entry.batch.inline]
+    if inline:
+        part = _gather(store, version, inline, deadline)
+        parts.append((inline[-1].time, part))
+    machine = store.data(version.table)
+    command = Apply(upper, bite[-1].time + 1, tuple(parts))
+    try:
+        new_upper: int = machine.submit(command, timeout=deadline.remaining()).upper
+    except UpperMismatch as error:
+        # Somebody else applied these or some of them. What was written here is referenced by
+        # nobody; the sweep of this session's prefix finds it.
+        if error.upper is None:
+            raise
+        return error.upper
+    store.txns.to_be_tidied((e.table, e.time, e.ordinal) for e in bite)
+    return new_upper
+
+
+def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: Deadline) -> Part:
+    """One sorted part of the rows of many small commits, each row with its commit time."""
+    schema = TableSchema.from_version(version)
+    tables = [_timed(decode_inline(e.batch.inline, schema), e.time) for e in inline]
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+    if len({entry.time for entry in inline}) == 1:
+        table = table.drop_columns([TIME])  # the reference says the time
+        ordered = sort_table(table, schema.keys)
+    else:
+        ordered = sort_table(table, schema.keys, then=(TIME,))
+    return write_part(
+        store.location.blob,
+        store.new_part_key(version.table),
+        ordered,
+        schema,
+        identity=store.identity(version),
+        settings=store.settings,
+        timeout=deadline.remaining(),
+    )
+
+
+def _timed(table: pa.Table, time: int) -> pa.Table:
+    times = pa.repeat(pa.scalar(time, pa.int64()), table.num_rows)
+    return table.append_column(TIME, times)

@@ -1,0 +1,130 @@
+"""What a handle does beside its callers: apply, small merges, rollups; all in small bites."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from strandline.env import Env, Worker
+from strandline.errors import StrandlineError
+from strandline.ids import DatabaseId, ShardId
+from strandline.location import Location
+from strandline.settings import Settings
+from strandline.txn.apply import apply_table
+from strandline.txn.compaction import merge_small_parts
+from strandline.txn.store import Store
+
+__all__ = ["Background", "open_store"]
+
+_log = logging.getLogger("strandline")
+
+
+def open_store(
+    location: Location, database: DatabaseId, txns_shard: ShardId, env: Env, settings: Settings
+) -> Store:
+    """A store with its background work; nothing is read or started before it is used."""
+    store = Store(location, database, txns_shard, env, settings)
+    store.background = Background(store)
+    return store
+
+
+class Background:
+    """Keeps the backlog of the tables that this handle writes to bounded.
+
+    Correctness needs none of it: a handle that dies in the middle leaves work for others. With
+    `Settings.background` off, writers do the same work themselves when it is due.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._due: dict[str, None] = {}
+        self._bytes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._closed = False
+
+    def before_write(self, table: str, *, timeout: float) -> None:
+        """Applies first if the table's backlog is past its bound: who piles up pays."""
+        settings = self._store.settings
+        if (
+            self._backlog(table) >= settings.backlog_commits_max
+            or self._bytes.get(table, 0) >= settings.backlog_bytes_max
+        ):
+            self._apply(table, timeout=timeout)
+
+    def after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
+        """Takes note of what was committed; starts what is due."""
+        settings = self._store.settings
+        due = []
+        for table, size, has_parts in written:
+            total = self._bytes[table] = self._bytes.get(table, 0) + size
+            if (
+                has_parts
+                or total >= settings.backlog_bytes_max // 8
+                or self._backlog(table) >= settings.apply_backlog_commits
+            ):
+                due.append(table)
+        rollup = self._store.txns.machine.rollup_due
+        if not due and not rollup:
+            return
+        if settings.background:
+            with self._lock:
+                self._due.update(dict.fromkeys(due))
+            self._wake()
+            return
+        for table in due:
+            self._serve(table, timeout=timeout)
+        self._roll_up(timeout=timeout)
+
+    def close(self) -> None:
+        """Ends the worker; what it had not done is left for others."""
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+        if worker is not None:
+            worker.stop()
+
+    def _backlog(self, table: str) -> int:
+        """Commits to the table that this handle knows of and does not know to be applied."""
+        upper = self._store.data(table).state.meta.upper or 0
+        return self._store.txns.backlog(table, upper)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self._worker is None:
+                self._worker = self._store.env.start_worker("strandline-background", self._run)
+            worker = self._worker
+        worker.wake()
+
+    def _run(self) -> None:
+        """One run of the worker. Never raises: what failed is due again with the next commit."""
+        timeout = self._store.settings.timeout_seconds
+        while not self._closed:
+            with self._lock:
+                table = next(iter(self._due), None)
+                if table is not None:
+                    del self._due[table]
+            try:
+                self._roll_up(timeout=timeout)
+                if table is None:
+                    return
+                self._serve(table, timeout=timeout)
+            except StrandlineError as error:
+                _log.warning("background work on %s failed and is left for later: %s", table, error)
+                return
+
+    def _serve(self, table: str, *, timeout: float) -> None:
+        self._apply(table, timeout=timeout)
+        merge_small_parts(self._store, table, timeout=timeout)
+
+    def _apply(self, table: str, *, timeout: float) -> None:
+        self._bytes[table] = 0
+        apply_table(self._store, table, timeout=timeout)
+
+    def _roll_up(self, *, timeout: float) -> None:
+        for machine in self._store.machines():
+            if machine.rollup_due:
+                machine.maybe_rollup(timeout=timeout)

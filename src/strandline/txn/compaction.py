@@ -1,0 +1,164 @@
+"""Compaction of a table: plans from its state, merges by the job runner, one command per job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from strandline.env import Deadline
+from strandline.shard.merging import Workshop, run_job
+from strandline.state.commands import Compact, Output
+from strandline.state.model import TableVersion
+from strandline.state.plan import CompactionJob, plan_compaction, plan_descent, plan_small_merge
+from strandline.state.replay import State
+from strandline.txn.apply import apply_table
+from strandline.txn.properties import duration_micros, property_of
+from strandline.txn.store import Store
+
+__all__ = ["CompactionReport", "JobRunner", "compact_table", "merge_small_parts", "workshop"]
+
+JobRunner = Callable[[Sequence[CompactionJob]], Iterable[tuple[CompactionJob, tuple[Output, ...]]]]
+"""Runs jobs, wherever it likes, and yields each with its outputs as it is done."""
+
+Progress = Callable[[int, int], None]
+"""Told (jobs done, jobs in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction of one table did."""
+
+    table: str
+    parts_before: int
+    parts_after: int
+    jobs: int
+    discarded: int
+    """Jobs whose inputs were replaced by somebody else meanwhile: their work was for nothing."""
+    rows: int
+    """Rows in the inputs of the jobs."""
+
+
+def compact_table(
+    store: Store,
+    version: TableVersion,
+    *,
+    strategy: str | None = None,
+    timeout: float,
+    runner: JobRunner | None = None,
+    progress: Progress | None = None,
+) -> CompactionReport:
+    """Applies, takes L0 down into the leaves, and merges there what the strategy wants.
+
+    Safe beside anything else, itself included: a job is applied only if exactly its inputs are
+    still there. `strategy` None: the table's property. `runner` None: in this process.
+    """
+    deadline = Deadline(store.env, timeout)
+    machine = store.data(version.table)
+    apply_table(store, version.table, timeout=deadline.remaining())
+    state = machine.refresh(timeout=deadline.remaining())
+    before = machine.run(lambda s: s.parts.count(), state=state)
+    _descend(store, version, deadline)
+    state = machine.refresh(timeout=deadline.remaining())
+    forward = _forward_to(store, version, state)
+    chosen = strategy or property_of(version, "strategy")
+    parts_max = int(property_of(version, "compaction_parts"))
+    jobs = machine.run(
+        lambda s: plan_compaction(s, chosen, forward_to=forward, parts_max=parts_max), state=state
+    )
+    run = runner or _in_process(store, version, deadline)
+    discarded = 0
+    for done, (job, outputs) in enumerate(run(jobs), 1):
+        discarded += not _replace(store, version, job, outputs, deadline)
+        if progress is not None:
+            progress(done, len(jobs))
+    after = machine.run(lambda s: s.parts.count(), state=machine.state)
+    rows = sum(job.rows for job in jobs)
+    return CompactionReport(version.name, before, after, len(jobs), discarded, rows)
+
+
+def merge_small_parts(store: Store, table: str, *, timeout: float) -> int:
+    """Merges the small parts of L0 among themselves while there are many; how many merges it made.
+
+    What keeps lookups fast between compactions, in bites small enough for the background.
+    """
+    deadline = Deadline(store.env, timeout)
+    machine = store.data(table)
+    settings = store.settings
+    merges = 0
+    while True:
+        job = machine.run(
+            lambda s: plan_small_merge(
+                s,
+                parts_min=settings.small_parts_max,
+                size_max=settings.small_part_bytes_max,
+                forward_to=-1,
+            ),
+            state=machine.state,
+        )
+        if job is None:
+            return merges
+        state = store.txns.machine.state
+        version = store.txns.table_by_id(state, table)
+        shop = workshop(store, version, threads=1)
+        outputs = run_job(shop, job, timeout=deadline.remaining())
+        _replace(store, version, job, outputs, deadline)
+        merges += 1
+
+
+def workshop(store: Store, version: TableVersion, *, threads: int) -> Workshop:
+    """What jobs of the table need when they run in this process."""
+    return Workshop(
+        blob=store.location.blob,
+        reader=store.reader,
+        env=store.env,
+        settings=store.settings,
+        version=version,
+        identity=store.identity(version),
+        new_key=lambda: store.new_part_key(version.table),
+        threads=threads,
+    )
+
+
+def _in_process(store: Store, version: TableVersion, deadline: Deadline) -> JobRunner:
+    shop = workshop(store, version, threads=store.settings.threads)
+
+    def run(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, tuple[Output, ...]]]:
+        # One after another: a job's sort is parallel in itself, and memory stays bounded.
+        for job in jobs:
+            yield job, run_job(shop, job, timeout=deadline.remaining())
+
+    return run
+
+
+def _descend(store: Store, version: TableVersion, deadline: Deadline) -> None:
+    """Moves the references of L0 into the leaves: metadata only."""
+    machine = store.data(version.table)
+    for command in machine.run(lambda s: list(plan_descent(s)), state=machine.state):
+        machine.submit(command, timeout=deadline.remaining())
+
+
+def _replace(
+    store: Store,
+    version: TableVersion,
+    job: CompactionJob,
+    outputs: tuple[Output, ...],
+    deadline: Deadline,
+) -> bool:
+    keys = tuple(key for key, _ in job.inputs)
+    command = Compact(keys, outputs, since=max(job.forward_to, 0))
+    applied: bool = store.data(version.table).submit(command, timeout=deadline.remaining())
+    return applied
+
+
+def _forward_to(store: Store, version: TableVersion, data: State) -> int:
+    """F: the latest time that no reader may ask for any more, by the table's retention.
+
+    Never below since, which was given up already, and always below the physical upper: nothing
+    is forwarded past commits that are not applied ◆. -1: nothing is given up yet.
+    """
+    retention = duration_micros(property_of(version, "retention"))
+    latest = store.txns.latest(store.txns.machine.state)
+    upper, since = data.meta.upper, data.meta.since
+    if upper is None or since is None:
+        return -1
+    return max(min(latest - retention, upper - 1), since if since > 0 else -1)

@@ -1,0 +1,119 @@
+"""One open database, below what users hold: its machines, its readers, its background work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Protocol
+
+from strandline.env import Env
+from strandline.errors import UsageError
+from strandline.ids import (
+    DatabaseId,
+    ObjectKey,
+    ShardId,
+    new_part_id,
+    new_session_id,
+)
+from strandline.location import Location
+from strandline.parts.footer import Identity
+from strandline.parts.read import PartReader
+from strandline.settings import Settings
+from strandline.shard.machine import Machine
+from strandline.state.model import TableVersion
+from strandline.txn.txns import Txns
+
+__all__ = ["Store", "Upkeep"]
+
+
+class Upkeep(Protocol):
+    """Keeps the backlog of the tables that a handle writes to bounded (`txn.background`)."""
+
+    def before_write(self, table: str, *, timeout: float) -> None:
+        """Makes room first, if the table's backlog is past its bound."""
+
+    def after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
+        """Takes note of what was committed: (table, inline bytes, has parts) each."""
+
+    def close(self) -> None:
+        """Ends what it does beside its callers."""
+
+
+class Store:
+    """Everything that one handle on a database shares. Thread-safe; never crosses a fork.
+
+    `strandline.txn.background.open_store` makes one whose `background` works.
+    """
+
+    background: Upkeep
+
+    def __init__(
+        self,
+        location: Location,
+        database: DatabaseId,
+        txns_shard: ShardId,
+        env: Env,
+        settings: Settings,
+    ) -> None:
+        self.location = location
+        self.database = database
+        self.env = env
+        self.settings = settings
+        self.session = new_session_id(env)
+        self.reader = PartReader(location.blob, settings, env)
+        self.txns = Txns(self._machine(txns_shard), env)
+        self._data: dict[str, Machine] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this handle may not write."""
+        return self.location.read_only
+
+    def check_writable(self) -> None:
+        """UsageError on a read-only handle."""
+        if self.read_only:
+            raise UsageError(
+                f"{self.location.url} was opened with mode='r'; open it with mode='rw' to write"
+            )
+
+    def data(self, table: str) -> Machine:
+        """The data shard of a table."""
+        machine = self._data.get(table)
+        if machine is None:
+            with self._lock:
+                machine = self._data.get(table)
+                if machine is None:
+                    machine = self._data[table] = self._machine(ShardId(table))
+        return machine
+
+    def machines(self) -> list[Machine]:
+        """The machines opened so far, the txns shard's first."""
+        with self._lock:
+            return [self.txns.machine, *self._data.values()]
+
+    def new_part_key(self, table: str) -> str:
+        """A key for a part of the table that this handle's session is about to write."""
+        return str(ObjectKey(self.session, ShardId(table), "part", new_part_id(self.env)))
+
+    def identity(self, version: TableVersion, token: str = "") -> Identity:
+        """What goes into the footer of the table's parts, so that they speak for themselves."""
+        return Identity(
+            database=self.database,
+            table=version.table,
+            name=version.name,
+            session=self.session,
+            shard=version.table,
+            token=token,
+        )
+
+    def close(self, *, timeout: float) -> None:
+        """Ends background work and the sessions that were opened; the handle is then useless."""
+        self.background.close()
+        for machine in self.machines():
+            machine.close(timeout=timeout)
+        self.location.blob.close()
+        self.location.consensus.close()
+
+    def _machine(self, shard: ShardId) -> Machine:
+        return Machine(self.location, shard, self.session, self.env, self.settings)

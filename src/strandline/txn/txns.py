@@ -1,0 +1,169 @@
+"""The txns shard of a database: names, schemas and entries; every commit is one record of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+from strandline.env import Env
+from strandline.errors import UnknownTable
+from strandline.shard.machine import Machine
+from strandline.state.commands import Commit, CommitResult, TableChange, Tidy, Write
+from strandline.state.decide import current_table
+from strandline.state.model import Entry, Key, TableVersion
+from strandline.state.pages import TOP
+from strandline.state.replay import State
+
+__all__ = ["TIDIES_PER_COMMIT", "Txns"]
+
+TIDIES_PER_COMMIT = 32
+"""Applied entries that a commit retracts along the way: more than it adds, and still cheap."""
+
+
+class Txns:
+    """The txns shard as one process sees it. Thread-safe."""
+
+    def __init__(self, machine: Machine, env: Env) -> None:
+        self.machine = machine
+        self._env = env
+        self._applied: deque[Key] = deque()
+        self._lock = threading.Lock()
+
+    # --- reading
+
+    def refresh(self, *, timeout: float) -> State:
+        """The newest state; one Consensus request."""
+        return self.machine.refresh(timeout=timeout)
+
+    @staticmethod
+    def latest(state: State) -> int:
+        """The latest time at which everything is known; -1 before the first commit."""
+        upper = state.meta.upper
+        return (1 << 62) if upper is None else upper - 1
+
+    def tables(self, state: State, as_of: int | None = None) -> list[TableVersion]:
+        """The tables at `as_of` (None: now), by name."""
+        versions = self.machine.run(
+            lambda s: [v for _, v in s.tables.range() if _holds(v, as_of)], state=state
+        )
+        return sorted(versions, key=lambda version: version.name)
+
+    def table(self, state: State, name: str, as_of: int | None = None) -> TableVersion:
+        """The table of that name at `as_of` (None: now); UnknownTable names those that are near."""
+        versions = self.tables(state, as_of)
+        for version in versions:
+            if version.name == name:
+                return version
+        near = get_close_matches(name, [version.name for version in versions], 3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        when = "" if as_of is None else f" at {as_of}"
+        raise UnknownTable(f"there is no table {name!r}{when}{hint}")
+
+    def table_by_id(self, state: State, table: str, as_of: int | None = None) -> TableVersion:
+        """The table with that id at `as_of` (None: now)."""
+        if as_of is None:
+            version = self.machine.run(lambda s: current_table(s, table), state=state)
+        else:
+            version = self.machine.run(
+                lambda s: next((v for _, v in s.tables.prefix((table,)) if _holds(v, as_of)), None),
+                state=state,
+            )
+        if version is None:
+            when = "does not exist any more: it was dropped" if as_of is None else "does not exist"
+            raise UnknownTable(f"the table {table} {when}{'' if as_of is None else f' at {as_of}'}")
+        return version
+
+    def overlay(
+        self, state: State, table: str, physical_upper: int, as_of: int | None = None
+    ) -> tuple[Entry, ...]:
+        """The table's entries at `physical_upper <= time <= as_of` ◆, ascending by time."""
+        end: Key = (table, TOP) if as_of is None else (table, as_of, TOP)
+        return self.machine.run(
+            lambda s: tuple(entry for _, entry in s.entries.range((table, physical_upper), end)),
+            state=state,
+        )
+
+    def backlog(self, table: str, physical_upper: int) -> int:
+        """How many entries of the table are known, without I/O, that are not applied below that."""
+        return self.machine.run(
+            lambda s: s.entries.count((table, physical_upper), (table, TOP)),
+            state=self.machine.state,
+        )
+
+    # --- writing
+
+    def commit(
+        self,
+        *,
+        writes: Sequence[Write] = (),
+        changes: Sequence[TableChange] = (),
+        token: tuple[str, int] | None = None,
+        at_least: int = 0,
+        operation: str,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float,
+    ) -> CommitResult:
+        """Commits; its time is decided in the log. Durable and visible when this returns.
+
+        Errors: those of `Commit`; a LocationError says whether it may have happened.
+        """
+        tidies = self._take_tidies()
+        command = Commit(
+            self._env.now_micros(), tuple(writes), tuple(changes), token, tidies, at_least
+        )
+        try:
+            result: CommitResult = self.machine.submit(
+                command, timeout=timeout, note=_note(operation, metadata, writes)
+            )
+        except BaseException:
+            self.to_be_tidied(tidies)  # retracting what is gone already is skipped
+            raise
+        if result.repeated:
+            self.to_be_tidied(tidies)
+        return result
+
+    def to_be_tidied(self, keys: Iterable[Key]) -> None:
+        """Tells of entries that are applied for certain; later commits retract them."""
+        with self._lock:
+            self._applied.extend(keys)
+
+    def tidy(self, *, timeout: float) -> int:
+        """Retracts all that is known to be applied, in a record of its own; how many were there."""
+        with self._lock:
+            keys = tuple(self._applied)
+            self._applied.clear()
+        if not keys:
+            return 0
+        try:
+            count: int = self.machine.submit(Tidy(keys), timeout=timeout)
+        except BaseException:
+            self.to_be_tidied(keys)
+            raise
+        return count
+
+    def _take_tidies(self) -> tuple[Key, ...]:
+        if not self._applied:
+            return ()
+        with self._lock:
+            count = min(TIDIES_PER_COMMIT, len(self._applied))
+            return tuple(self._applied.popleft() for _ in range(count))
+
+
+def _holds(version: TableVersion, as_of: int | None) -> bool:
+    if as_of is None:
+        return version.valid_until is None
+    return version.valid_from <= as_of and (
+        version.valid_until is None or as_of < version.valid_until
+    )
+
+
+def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[Write]) -> str:
+    note: dict[str, object] = {"operation": operation}
+    if metadata:
+        note["metadata"] = dict(metadata)
+    if writes:
+        note["rows"] = {write.table: write.batch.rows for write in writes}
+    return json.dumps(note, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,127 @@
+"""Tables as of one time: what is applied, and over it what is committed but not applied yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.env import Deadline
+from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption
+from strandline.parts.schema import TableSchema
+from strandline.shard.machine import Machine
+from strandline.state.model import Entry, TableVersion
+from strandline.state.replay import State
+from strandline.txn.store import Store
+
+__all__ = ["View", "view_of", "views"]
+
+_POLL_SECONDS = 0.01
+"""How often a read-only handle looks whether the time that it waits for has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One table as of one time: all that a read needs, and nothing that can change under it."""
+
+    version: TableVersion
+    schema: TableSchema
+    data: State
+    machine: Machine
+    entries: tuple[Entry, ...]
+    """The overlay: `data`'s upper <= time <= `as_of`, ascending by time."""
+    as_of: int
+
+
+def views(
+    store: Store, names: Sequence[str] | None, as_of: int | None, *, timeout: float
+) -> list[View]:
+    """The named tables (None: all), all of them at one `as_of` (None: the latest time).
+
+    Errors: UnknownTable, AsOfTooOld, AsOfInFuture, DeadlineExceeded.
+    """
+    deadline = Deadline(store.env, timeout)
+    state, time = _settled(store, as_of, deadline)
+    if names is None:
+        versions = store.txns.tables(state, as_of and time)
+    else:
+        versions = [store.txns.table(state, name, as_of and time) for name in names]
+    return [_view(store, state, version, time, deadline) for version in versions]
+
+
+def view_of(store: Store, table: str, as_of: int | None, *, timeout: float) -> View:
+    """The same for one table by its id, whatever its name was."""
+    deadline = Deadline(store.env, timeout)
+    state, time = _settled(store, as_of, deadline)
+    version = store.txns.table_by_id(state, table, as_of and time)
+    return _view(store, state, version, time, deadline)
+
+
+def _settled(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State, int]:
+    """A state of the txns shard in which everything at the time to be read is known."""
+    txns = store.txns
+    state = txns.refresh(timeout=deadline.remaining())
+    if as_of is None:
+        return state, txns.latest(state)
+    if as_of <= txns.latest(state):
+        return state, as_of
+    if as_of > store.env.now_micros():
+        raise AsOfInFuture(
+            f"as_of {as_of} lies in the future; the latest time is {txns.latest(state)}"
+        )
+    # An idle database is asked for a time that passed without a commit.
+    if not store.read_only:
+        txns.commit(at_least=as_of, operation="advance", timeout=deadline.remaining())
+        return txns.machine.state, as_of
+    while as_of > txns.latest(state):
+        deadline.check(
+            f"waiting for {as_of} (the latest time is {txns.latest(state)}, and a read-only handle "
+            "cannot move it)",
+            may_have_happened=False,
+        )
+        store.env.sleep(_POLL_SECONDS)
+        state = txns.refresh(timeout=max(deadline.remaining(), _POLL_SECONDS))
+    return state, as_of
+
+
+def _view(
+    store: Store, state: State, version: TableVersion, as_of: int, deadline: Deadline
+) -> View:
+    machine = store.data(version.table)
+    data = _data_for(store, state, version, deadline)
+    upper, since = data.meta.upper, data.meta.since
+    if since is None or upper is None:
+        raise AsOfTooOld(f"table {version.name!r} was deleted; nothing of it can be read any more")
+    if as_of < since:
+        raise AsOfTooOld(
+            f"as_of {as_of} is before {since}, the earliest time that table {version.name!r} still "
+            "keeps; a longer retention property keeps more"
+        )
+    entries = store.txns.overlay(state, version.table, upper, as_of)
+    return View(version, TableSchema.from_version(version), data, machine, entries, as_of)
+
+
+def _data_for(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
+    """A state of the data shard that, with the entries in `state`, leaves no commit out.
+
+    SUBTLE ◆: the txns shard is read first. An entry that was tidied before that read was applied
+    before it, so a data state fetched after it has the rows. A cached data state may be older
+    than the read: it is good only if it is beyond everything that was tidied.
+    """
+    machine = store.data(version.table)
+    progress = store.txns.machine.run(lambda s: s.tidied.get((version.table,)), state=state)
+    tidied = -1 if progress is None else progress.tidied_through
+    data = machine.state
+    if data.seqno and _beyond(data, tidied):
+        return data
+    data = machine.refresh(timeout=deadline.remaining())
+    if not _beyond(data, tidied):
+        raise Corruption(
+            f"shard {version.table} is at {data.meta.upper}, but commits through {tidied} were "
+            "tidied as applied: its log lost records",
+            object=version.table,
+        )
+    return data
+
+
+def _beyond(data: State, tidied: int) -> bool:
+    return data.meta.upper is None or data.meta.upper > tidied
