@@ -42,8 +42,8 @@ class Settings:
     background: bool = True
     """Whether this handle applies, rolls up and merges small parts in background threads."""
 
-    small_parts_max: int = 10
-    """L0 parts of similar size at which the background worker merges them."""
+    small_parts_max: int = 6
+    """Small parts in a leaf or in L0 at which the background worker merges those of like size."""
 
     small_part_bytes_max: int = 8 * MIB
     """Parts larger than this are left to `compact`: background merging stays in small bites."""

@@ -349,25 +349,37 @@ def with_l0(*sizes: int) -> Shard:
 
 def test_small_parts_of_l0_are_merged_when_there_are_enough() -> None:
     def plan(*sizes: int) -> list[int] | None:
-        job = plan_small_merge(with_l0(*sizes).state, parts_min=4, size_max=50, forward_to=-1)
+        job = plan_small_merge(with_l0(*sizes).state, None, parts_min=4, size_max=50)
         return None if job is None else [reference.part.size for _, reference in job.inputs]
 
     assert plan(10, 10, 10) is None
     assert plan(10, 10, 10, 10) == [10] * 4
     assert plan(10, 10, 10, 900, 900, 900) is None
     assert plan(10, 10, 10, 10, 900) == [10] * 4
-    assert plan(*[10] * 30) == [10] * 8
+    assert plan(*[10] * 30) == [10] * 16
+
+
+def test_small_parts_of_a_leaf_are_merged_within_it() -> None:
+    shard = Shard()
+    shard.apply(2, *[(1, part(f"p{n}", b"a", b"c", size=10)) for n in range(4)])
+    job = plan_small_merge(shard.state, b"", parts_min=4, size_max=50)
+    assert job is not None
+    assert job.leaf is not None
+    assert job.leaf.interval.lower == b""
+    assert len(job.inputs) == 4
+    assert plan_small_merge(shard.state, None, parts_min=1, size_max=50) is None
+    assert plan_small_merge(shard.state, b"nowhere", parts_min=1, size_max=50) is None
 
 
 def test_a_small_merge_never_claims_to_be_whole() -> None:
-    job = plan_small_merge(with_l0(1, 1, 1).state, parts_min=3, size_max=50, forward_to=-1)
+    job = plan_small_merge(with_l0(1, 1, 1).state, None, parts_min=3, size_max=50)
     assert job is not None
     assert (job.leaf, job.whole, job.forward_to) == (None, False, -1)
 
 
 def test_the_result_of_a_small_merge_takes_its_inputs_place_in_l0() -> None:
     shard = with_l0(1, 1, 1)
-    job = plan_small_merge(shard.state, parts_min=3, size_max=50, forward_to=-1)
+    job = plan_small_merge(shard.state, None, parts_min=3, size_max=50)
     assert job is not None
     merged = Output(L0, b"", Part("p9", 2, 2, b"a", b"z"), 1)
     assert shard.do(replaces([key for key, _ in job.inputs], merged)) is True

@@ -107,9 +107,11 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """The shard's upper after the command."""
+    """The shard's upper after the command, and where its parts went."""
 
     upper: int
+    leaves: frozenset[bytes | None] = frozenset()
+    """Lower bounds of the leaves that got parts; None stands for L0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,6 +292,7 @@ def _apply(state: State, command: Apply, _: Author) -> _Changes:
         raise UsageError(f"apply from {command.expected_upper} to {command.new_upper}: no progress")
     change = _References(state)
     added: set[str] = set()
+    touched: set[bytes | None] = set()
     for time, part in command.parts:
         if not command.expected_upper <= time < command.new_upper:
             raise UsageError(f"part {part.key} at {time} is outside of the times that are applied")
@@ -304,8 +305,9 @@ def _apply(state: State, command: Apply, _: Author) -> _Changes:
             change.add(L0, b"", EVERYTHING, part, time)
         else:
             change.add(leaf.id, leaf.interval.lower, leaf.interval, part, time)
+        touched.add(None if leaf is None else leaf.interval.lower)
     diffs = change.diffs(replace(meta, upper=command.new_upper))
-    return diffs, ApplyResult(command.new_upper)
+    return diffs, ApplyResult(command.new_upper, frozenset(touched))
 
 
 def _check_new(state: State, part: Part) -> None:

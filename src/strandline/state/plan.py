@@ -264,24 +264,23 @@ def _whole(inputs: Sequence[tuple[Key, Reference]], others: Sequence[Reference])
 
 
 def plan_small_merge(
-    state: State, *, parts_min: int, size_max: int, forward_to: int
+    state: State, lower: bytes | None, *, parts_min: int, size_max: int
 ) -> CompactionJob | None:
-    """A merge of small L0 parts among themselves, when there are `parts_min` or more of them."""
-    small = [
-        (key, reference)
-        for key, reference in state.references.prefix((0,))
-        if reference.part.size <= size_max and reference.interval == EVERYTHING
-    ]
-    groups = size_ratio(
-        [(float(reference.part.size), key) for key, reference in small],
-        ratio=1.5,
-        parts_max=max(parts_min, 2) * 2,
-    )
-    if len(small) < parts_min or not groups:
+    """A merge of small parts within the leaf at `lower` (None: L0), when it has many of them."""
+    leaf = None if lower is None else state.leaves.get((lower,))
+    if lower is not None and leaf is None:
+        return None
+    inside = list(state.references.prefix((0,) if lower is None else (1, lower)))
+    small = [(key, ref) for key, ref in inside if ref.part.size <= size_max]
+    if len(small) < parts_min:
+        return None
+    sizes = [(_size(state, ref), key) for key, ref in small]
+    groups = size_ratio(sizes, ratio=1.5, parts_max=4 * parts_min)
+    if not groups:
         return None
     chosen = set(groups[0])
-    inputs = tuple((key, reference) for key, reference in small if key in chosen)
-    return CompactionJob(None, inputs, whole=False, forward_to=forward_to)
+    inputs = tuple((key, ref) for key, ref in small if key in chosen)
+    return CompactionJob(leaf, inputs, whole=False, forward_to=-1)
 
 
 def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]:

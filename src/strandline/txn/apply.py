@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 
 import pyarrow as pa
@@ -9,18 +10,28 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UpperMismatch
 from strandline.parts.inline import decode_inline
-from strandline.parts.schema import TIME, TableSchema
+from strandline.parts.schema import DIFF, TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.parts.write import write_part
-from strandline.state.commands import Apply
+from strandline.state.commands import Apply, ApplyResult
 from strandline.state.model import Entry, Part, TableVersion
 from strandline.txn.store import Store
 
-__all__ = ["apply_table"]
+__all__ = ["Applied", "apply_table"]
 
 
-def apply_table(store: Store, table: str, *, timeout: float, commits_max: int | None = None) -> int:
-    """Applies what is committed to the table, in bites; returns how many commits were moved.
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What an apply moved, and the leaves (lower bounds; None: L0) that got parts."""
+
+    commits: int
+    leaves: frozenset[bytes | None]
+
+
+def apply_table(
+    store: Store, table: str, *, timeout: float, commits_max: int | None = None
+) -> Applied:
+    """Applies what is committed to the table, in bites.
 
     `commits_max` bounds how many; None: all that were committed when it began. Idempotent, and
     safe beside others that do the same: a crash between any two steps loses nothing.
@@ -31,19 +42,24 @@ def apply_table(store: Store, table: str, *, timeout: float, commits_max: int | 
     state = store.txns.refresh(timeout=deadline.remaining())
     version = store.txns.machine.run(lambda s: s.tables.floor((table, 1 << 62)), state=state)
     if version is None or version[1].table != table:
-        return 0
+        return Applied(0, frozenset())
     data = store.data(table)
     upper = data.refresh(timeout=deadline.remaining()).meta.upper
     moved = 0
-    while upper is not None and (commits_max is None or moved < commits_max):
-        entries = store.txns.overlay(state, table, upper)
-        bite = _bite(entries, store.settings.apply_backlog_commits)
+    leaves: frozenset[bytes | None] = frozenset()
+    while upper is not None:
+        size = store.settings.apply_backlog_commits
+        if commits_max is not None:
+            size = min(size, commits_max - moved)
+        bite = _bite(store.txns.overlay(state, table, upper), size)
         if not bite:
             break
         deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
-        upper = _apply_bite(store, version[1], bite, upper, deadline)
+        done = _apply_bite(store, version[1], bite, upper, deadline)
+        upper = done.upper
+        leaves |= done.leaves
         moved += len({entry.time for entry in bite})
-    return moved
+    return Applied(moved, leaves)
 
 
 def _bite(entries: tuple[Entry, ...], commits: int) -> list[Entry]:
@@ -58,7 +74,7 @@ def _bite(entries: tuple[Entry, ...], commits: int) -> list[Entry]:
 
 def _apply_bite(
     store: Store, version: TableVersion, bite: list[Entry], upper: int, deadline: Deadline
-) -> int:
+) -> ApplyResult:
     parts = [(entry.time, part) for entry in bite for part in entry.batch.parts]
     inline = [entry for entry in bite if entry.batch.inline]
     if inline:
@@ -67,22 +83,22 @@ def _apply_bite(
     machine = store.data(version.table)
     command = Apply(upper, bite[-1].time + 1, tuple(parts))
     try:
-        new_upper: int = machine.submit(command, timeout=deadline.remaining()).upper
+        result: ApplyResult = machine.submit(command, timeout=deadline.remaining())
     except UpperMismatch as error:
         # Somebody else applied these or some of them. What was written here is referenced by
         # nobody; the sweep of this session's prefix finds it.
         if error.upper is None:
             raise
-        return error.upper
+        return ApplyResult(error.upper)
     store.txns.to_be_tidied((e.table, e.time, e.ordinal) for e in bite)
-    return new_upper
+    return result
 
 
 def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: Deadline) -> Part:
     """One sorted part of the rows of many small commits, each row with its commit time."""
     schema = TableSchema.from_version(version)
-    tables = [_timed(decode_inline(e.batch.inline, schema), e.time) for e in inline]
-    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+    diff = any(entry.batch.has_diff for entry in inline)
+    table = pa.concat_tables([_updates(entry, schema, diff=diff) for entry in inline])
     if len({entry.time for entry in inline}) == 1:
         table = table.drop_columns([TIME])  # the reference says the time
         ordered = sort_table(table, schema.keys)
@@ -99,6 +115,13 @@ def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: 
     )
 
 
-def _timed(table: pa.Table, time: int) -> pa.Table:
-    times = pa.repeat(pa.scalar(time, pa.int64()), table.num_rows)
-    return table.append_column(TIME, times)
+def _updates(entry: Entry, schema: TableSchema, *, diff: bool) -> pa.Table:
+    """The entry's rows with their time; `diff`: and with `__diff`, because one beside it has it."""
+    table = decode_inline(entry.batch.inline, schema)
+    ones = {TIME: entry.time, DIFF: 1}
+    for name in (TIME, DIFF):
+        if name not in table.column_names:
+            column = pa.repeat(pa.scalar(ones[name], pa.int64()), table.num_rows)
+            table = table.append_column(name, column)
+    stored = schema.stored(time=True, diff=diff)
+    return table.select(stored.names).cast(stored)

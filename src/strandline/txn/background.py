@@ -11,7 +11,7 @@ from strandline.errors import StrandlineError
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.settings import Settings
-from strandline.txn.apply import apply_table
+from strandline.txn.apply import Applied, apply_table
 from strandline.txn.compaction import merge_small_parts
 from strandline.txn.store import Store
 
@@ -117,12 +117,12 @@ class Background:
                 return
 
     def _serve(self, table: str, *, timeout: float) -> None:
-        self._apply(table, timeout=timeout)
-        merge_small_parts(self._store, table, timeout=timeout)
+        applied = self._apply(table, timeout=timeout)
+        merge_small_parts(self._store, table, applied.leaves, timeout=timeout)
 
-    def _apply(self, table: str, *, timeout: float) -> None:
+    def _apply(self, table: str, *, timeout: float) -> Applied:
         self._bytes[table] = 0
-        apply_table(self._store, table, timeout=timeout)
+        return apply_table(self._store, table, timeout=timeout)
 
     def _roll_up(self, *, timeout: float) -> None:
         for machine in self._store.machines():

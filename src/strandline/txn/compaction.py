@@ -76,33 +76,40 @@ def compact_table(
     return CompactionReport(version.name, before, after, len(jobs), discarded, rows)
 
 
-def merge_small_parts(store: Store, table: str, *, timeout: float) -> int:
-    """Merges the small parts of L0 among themselves while there are many; how many merges it made.
+def merge_small_parts(
+    store: Store, table: str, leaves: Iterable[bytes | None], *, timeout: float
+) -> int:
+    """Merges small parts in these leaves (None: L0) while there are many; returns the merges made.
 
     What keeps lookups fast between compactions, in bites small enough for the background.
     """
     deadline = Deadline(store.env, timeout)
     machine = store.data(table)
-    settings = store.settings
     merges = 0
-    while True:
-        job = machine.run(
-            lambda s: plan_small_merge(
-                s,
-                parts_min=settings.small_parts_max,
-                size_max=settings.small_part_bytes_max,
-                forward_to=-1,
-            ),
-            state=machine.state,
-        )
-        if job is None:
-            return merges
-        state = store.txns.machine.state
-        version = store.txns.table_by_id(state, table)
-        shop = workshop(store, version, threads=1)
-        outputs = run_job(shop, job, timeout=deadline.remaining())
-        _replace(store, version, job, outputs, deadline)
-        merges += 1
+    for lower in leaves:
+        while (job := _small_merge(store, table, lower)) is not None:
+            version = store.txns.table_by_id(store.txns.machine.state, table)
+            outputs = run_job(
+                workshop(store, version, threads=1), job, timeout=deadline.remaining()
+            )
+            if not _replace(store, version, job, outputs, deadline):
+                machine.refresh(timeout=deadline.remaining())
+            merges += 1
+    return merges
+
+
+def _small_merge(store: Store, table: str, lower: bytes | None) -> CompactionJob | None:
+    machine = store.data(table)
+    settings = store.settings
+    return machine.run(
+        lambda s: plan_small_merge(
+            s,
+            lower,
+            parts_min=settings.small_parts_max,
+            size_max=settings.small_part_bytes_max,
+        ),
+        state=machine.state,
+    )
 
 
 def workshop(store: Store, version: TableVersion, *, threads: int) -> Workshop:
