@@ -110,8 +110,8 @@ class ApplyResult:
     """The shard's upper after the command, and where its parts went."""
 
     upper: int
-    leaves: frozenset[bytes | None] = frozenset()
-    """Lower bounds of the leaves that got parts; None stands for L0."""
+    leaves: tuple[bytes | None, ...] = ()
+    """Lower bounds of the leaves that got parts, ascending; None, at the end, stands for L0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,7 +292,8 @@ def _apply(state: State, command: Apply, _: Author) -> _Changes:
         raise UsageError(f"apply from {command.expected_upper} to {command.new_upper}: no progress")
     change = _References(state)
     added: set[str] = set()
-    touched: set[bytes | None] = set()
+    leaves: set[bytes] = set()
+    in_l0 = False
     for time, part in command.parts:
         if not command.expected_upper <= time < command.new_upper:
             raise UsageError(f"part {part.key} at {time} is outside of the times that are applied")
@@ -303,11 +304,13 @@ def _apply(state: State, command: Apply, _: Author) -> _Changes:
         leaf = _leaf_of(state, part.span)
         if leaf is None:
             change.add(L0, b"", EVERYTHING, part, time)
+            in_l0 = True
         else:
             change.add(leaf.id, leaf.interval.lower, leaf.interval, part, time)
-        touched.add(None if leaf is None else leaf.interval.lower)
+            leaves.add(leaf.interval.lower)
     diffs = change.diffs(replace(meta, upper=command.new_upper))
-    return diffs, ApplyResult(command.new_upper, frozenset(touched))
+    places: tuple[bytes | None, ...] = tuple(sorted(leaves))
+    return diffs, ApplyResult(command.new_upper, (*places, None) if in_l0 else places)
 
 
 def _check_new(state: State, part: Part) -> None:

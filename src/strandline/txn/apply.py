@@ -57,7 +57,7 @@ def apply_table(
         deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
         done = _apply_bite(store, version[1], bite, upper, deadline)
         upper = done.upper
-        leaves |= done.leaves
+        leaves |= set(done.leaves)
         moved += len({entry.time for entry in bite})
     return Applied(moved, leaves)
 
