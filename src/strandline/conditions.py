@@ -8,7 +8,6 @@ match; what is not understood leaves nothing out.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,12 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from strandline.engine import Duck, instance, quoted, refused, tokens, usage_errors
+from strandline.engine import instance
 from strandline.errors import UsageError
+from strandline.expressions import Others, evaluate, parse_expression, walk
 from strandline.parts.keys import KeyRange
 from strandline.parts.schema import TableSchema
 
-__all__ = ["Comparison", "Condition", "compile_where", "key_ranges", "quote_columns"]
+__all__ = [
+    "ArrowCondition",
+    "Comparison",
+    "Condition",
+    "SqlCondition",
+    "compile_where",
+    "key_ranges",
+]
 
 _RANGES_MAX = 1_000
 """Key ranges that one condition is turned into at most."""
@@ -70,20 +77,16 @@ def compile_where(where: Any, schema: TableSchema, name: str) -> Condition | Non
 
 
 class SqlCondition:
-    """A SQL expression; DuckDB evaluates it."""
+    """A SQL expression; DuckDB evaluates it. With `others` it may have subqueries over them."""
 
-    def __init__(self, text: str, schema: pa.Schema, name: str) -> None:
-        self._name = quoted(name)
+    def __init__(
+        self, text: str, schema: pa.Schema, name: str, others: Others | None = None
+    ) -> None:
+        self._name = name
+        self._others = others
         cursor = instance(ordered=True)
         try:
-            self._text, tree = _parsed(cursor, text, schema.names)
-            empty = schema.empty_table()
-            cursor.register("rows", empty)
-            check = f"SELECT 1 FROM rows AS {self._name} WHERE ({self._text}\n)"  # noqa: S608
-            cursor.execute(check).fetchall()
-        except usage_errors() as error:
-            what = f"where={text!r} is no condition on the columns {schema.names}"
-            raise refused(what, error) from None
+            self._text, tree = parse_expression(cursor, text, schema, name, "where", others)
         finally:
             cursor.close()
         named = {word.casefold() for path in _paths(tree) for word in path}
@@ -93,105 +96,17 @@ class SqlCondition:
     def select(self, table: pa.Table) -> pa.Table:
         if not table.num_rows:
             return table
-        cursor = instance(ordered=True)
-        try:
-            # A constant needs no column, but rows have to be counted all the same.
-            cursor.register("rows", table.select(self.columns or table.column_names[:1]))
-            # A mask, not the rows: so values do not pass through DuckDB's types and back.
-            query = f"SELECT CAST(({self._text}\n) AS BOOLEAN) FROM rows AS {self._name}"  # noqa: S608
-            mask = cursor.sql(query).to_arrow_table().column(0)
-        except usage_errors() as error:
-            raise refused(f"where={self._text!r} failed on a row", error) from None
-        finally:
-            cursor.close()
-        return table.filter(mask)
-
-
-def quote_columns(text: str, columns: Iterable[str]) -> str:
-    """SQL text in which words that are keywords of DuckDB and names of columns are quoted.
-
-    A column called `at` is natural here and a syntax error there.
-    """
-    names = {name.casefold(): name for name in columns}
-    words = tokens(text)
-    result = []
-    for i, (word, gap, kind) in enumerate(words):
-        name = names.get(word.casefold()) if kind == "keyword" else None
-        following = words[i + 1].word.casefold() if i + 1 < len(words) else ""
-        zone = word.casefold() == "at" and following == "time"
-        result += [word if name is None or zone else quoted(name), gap]
-    return "".join(result)
-
-
-def _parsed(cursor: Duck, text: str, columns: list[str]) -> tuple[str, dict[str, Any]]:
-    """The text, with keywords quoted if it needs that, and the tree of its expression."""
-    why = "it is a statement"
-    if not _closes_what_it_opens(text):
-        raise UsageError(f"where={text!r} is no condition: its parentheses do not match")
-    for candidate in dict.fromkeys([text, quote_columns(text, columns)]):
-        query = f"SELECT 1 FROM rows WHERE (\n{candidate}\n)"  # noqa: S608  parsed, not run
-        answer = cursor.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-        parsed = json.loads(answer[0][0])
-        if not parsed["error"]:
-            return candidate, _expression(text, parsed["statements"])
-        why = parsed["error_message"]
-    raise UsageError(f"where={text!r} is no condition: {why}")
-
-
-def _closes_what_it_opens(text: str) -> bool:
-    depth = 0
-    for word, _, kind in tokens(text):
-        if kind == "operator":
-            depth += {"(": 1, ")": -1}.get(word, 0)
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-_CLAUSES = ("group_expressions", "group_sets", "having", "sample", "qualify", "modifiers")
-_REFUSED = {
-    "SUBQUERY": "a subquery reads other rows; use db.sql for that",
-    "WINDOW": "a window function reads other rows; use db.sql for that",
-    "PARAMETER": "there are no parameters; write the value",
-    "STAR": "name the columns",
-}
-
-
-def _expression(text: str, statements: list[dict[str, Any]]) -> dict[str, Any]:
-    """The tree of the one expression; `UsageError` for everything around it."""
-    node = statements[0]["node"] if len(statements) == 1 else {}
-    plain = (
-        node.get("type") == "SELECT_NODE"
-        and node["from_table"]["type"] == "BASE_TABLE"
-        and node["from_table"]["table_name"] == "rows"
-        and not any(node.get(clause) for clause in _CLAUSES)
-        and not node["cte_map"]["map"]
-    )
-    tree = node.get("where_clause") if plain else None
-    if not isinstance(tree, dict):
-        raise UsageError(f"where={text!r} is a statement; pass a SQL expression")
-    if tree["class"] == "FUNCTION" and tree["function_name"] == "row" and not tree["arguments"]:
-        raise UsageError("where is empty; leave it out for all rows")
-    for kind in _walk(tree):
-        why = _REFUSED.get(kind.get("class", ""))
-        if why:
-            raise UsageError(f"where={text!r} is no condition on one row: {why}")
-    return tree
-
-
-def _walk(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, dict):
-        yield tree
-        for value in tree.values():
-            yield from _walk(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _walk(value)
+        # A constant needs no column, but rows have to be counted all the same.
+        needed = table.select(self.columns or table.column_names[:1])
+        # A mask, not the rows: so values do not pass through DuckDB's types and back.
+        item = f"CAST(({self._text}\n) AS BOOLEAN)"
+        said = f"where={self._text!r}"
+        return table.filter(evaluate(item, needed, self._name, said, self._others).column(0))
 
 
 def _paths(tree: Any) -> Iterator[list[str]]:
     """The dotted names in an expression; which of their words are columns is not decided here."""
-    for node in _walk(tree):
+    for node in walk(tree):
         if node.get("class") == "COLUMN_REF":
             yield node["column_names"]
 
@@ -266,6 +181,10 @@ def _decimal(text: str, kind: pa.DataType) -> Decimal | None:
     return value if isinstance(exponent, int) and -exponent <= kind.scale else None
 
 
+def _float(text: str, _: pa.DataType) -> float | None:
+    return float(text) if re.fullmatch(r"-?\d{1,15}(\.\d{0,15})?", text) else None
+
+
 def _date(text: str, _: pa.DataType) -> date | None:
     try:
         return date.fromisoformat(text) if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else None
@@ -304,6 +223,7 @@ _CONSTANTS: tuple[
     (types.is_string, {"STRING"}, {""}, _text),
     (types.is_boolean, {"BOOLEAN"}, {""}, _flag),
     (types.is_decimal, {"INTEGER", "NUMERIC"}, {""}, _decimal),
+    (types.is_floating, {"INTEGER", "NUMERIC"}, {""}, _float),
     (types.is_date32, {"STRING"}, {"", "DATE"}, _date),
     (types.is_timestamp, {"STRING"}, {"", "TIMESTAMP", "TIMESTAMPTZ"}, _moment),
 )
@@ -347,6 +267,7 @@ _ARROW_CONSTANTS: tuple[
     (types.is_integer, re.compile(r"(-?\d{1,20})"), _int),
     (types.is_string, re.compile(r'"([^"\\]*)"'), _text),
     (types.is_boolean, re.compile(r"(true|false)"), _flag),
+    (types.is_floating, re.compile(r"(-?\d{1,15}(?:\.\d{0,15})?)"), _float),
     (types.is_date32, re.compile(r"(\d{4}-\d\d-\d\d)"), _date),
     (types.is_timestamp, re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}Z?)"), _moment),
 )

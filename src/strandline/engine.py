@@ -12,30 +12,52 @@ import atexit
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from strandline.errors import UsageError
 
-__all__ = ["Duck", "Token", "instance", "quoted", "refused", "tokens", "usage_errors"]
+__all__ = [
+    "Duck",
+    "Failures",
+    "Token",
+    "instance",
+    "quoted",
+    "refused",
+    "tokens",
+    "usage_errors",
+]
 
 Duck = Any
 """A connection of DuckDB. Its module is imported inside functions alone, types included."""
 
-_instances: dict[bool, tuple[int, Duck]] = {}
+_instances: dict[bool, Duck] = {}
+_inherited: list[Duck] = []
 _opening = threading.Lock()
 
 
 def instance(*, ordered: bool) -> Duck:
     """A new cursor on one of the process's two instances; close it when done with it."""
-    process = os.getpid()
     with _opening:
         found = _instances.get(ordered)
-        # SUBTLE: after a fork the parent's instance is there, but its threads are not. It is left
-        # alone, neither used nor closed.
-        if found is None or found[0] != process:
-            found = (process, _open(ordered=ordered))
-            _instances[ordered] = found
-        return found[1].cursor()
+        if found is None:
+            found = _instances[ordered] = _open(ordered=ordered)
+        return found.cursor()
+
+
+def _after_fork() -> None:
+    # SUBTLE: the parent's instances are here, but their threads are not, and locks of theirs may
+    # be held for ever. They are neither used nor closed.
+    global _opening  # noqa: PLW0603  the lock may be held by a thread of the parent
+    _opening = threading.Lock()
+    _inherited.extend(_instances.values())
+    _instances.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def quoted(name: str) -> str:
@@ -93,10 +115,41 @@ def _open(*, ordered: bool) -> Duck:
 
 @atexit.register
 def _close() -> None:
-    for process, connection in _instances.values():
-        if process == os.getpid():
-            connection.close()
+    for connection in _instances.values():
+        connection.close()
     _instances.clear()
+
+
+class Failures:
+    """What went wrong in data that DuckDB was reading from us.
+
+    DuckDB tells of it in words of its own; here the error itself is kept, for `told`.
+    """
+
+    def __init__(self) -> None:
+        self._errors: list[Exception] = []
+
+    def watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches; an error on the way is kept."""
+        try:
+            yield from batches
+        except Exception as error:
+            self._errors.append(error)
+            raise
+
+    @contextmanager
+    def told(self, what: str) -> Iterator[None]:
+        """Raises what is the matter: the error that was kept, or the user's mistake in `what`."""
+        import duckdb
+
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            if self._errors:
+                raise self._errors.pop(0) from None
+            if isinstance(error, usage_errors()):
+                raise refused(what, error) from None
+            raise
 
 
 def _message_of(error: Exception) -> str:

@@ -18,6 +18,9 @@ class NoOffset(tzinfo):
     def utcoffset(self, dt: datetime | None) -> None:
         return None
 
+    def __repr__(self) -> str:  # the ids of tests have to be the same in every process
+        return "NoOffset"
+
     def dst(self, dt: datetime | None) -> None:
         return None
 

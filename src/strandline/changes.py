@@ -1,0 +1,198 @@
+"""Deletes, updates and overwrites: reads that become retractions, markers and new rows.
+
+In a table of `rows`, a row goes by a retraction: the whole row with `__diff` -1. In a `keyed` table
+its key goes by a marker: the key with `__diff` -1 and no values. Everything here streams: memory is
+bounded however many rows are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from strandline.expressions import Assignments
+from strandline.handle import Handle
+from strandline.parts.inline import decode_inline
+from strandline.parts.schema import DIFF, TableSchema
+from strandline.reading import Reading, Want, typed
+from strandline.state.commands import Write
+from strandline.state.model import Batch, TableVersion
+from strandline.times import Commit
+from strandline.txn.view import View
+from strandline.writing import WriteOptions, build, commit_computed, commit_writes
+
+__all__ = ["Selected", "Selection", "delete_keys", "delete_rows", "overwrite", "update_rows"]
+
+
+class Selected(Protocol):
+    """Rows that a write is about, found anew in each view that the write is computed from."""
+
+    def rows(
+        self, handle: Handle, view: View, columns: Sequence[str] | None, options: WriteOptions
+    ) -> Iterator[pa.Table]:
+        """The rows as of the view; `columns` of them, None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that a scan would give."""
+
+    want: Want
+
+    def rows(
+        self, handle: Handle, view: View, columns: Sequence[str] | None, options: WriteOptions
+    ) -> Iterator[pa.Table]:
+        want = replace(self.want, columns=None if columns is None else tuple(columns))
+        timeout = options.deadline.remaining()
+        yield from Reading(handle, view, want, options.deadline, timeout).tables()
+
+
+def delete_keys(
+    handle: Handle, version: TableVersion, keys: Sequence[tuple[Any, ...]], options: WriteOptions
+) -> Commit:
+    """Deletes full keys of a keyed table without looking whether they are there."""
+    schema = typed(version)[0]
+    columns = [
+        pa.array([key[i] for key in keys], schema.arrow.field(name).type)
+        for i, name in enumerate(schema.keys)
+    ]
+    marked = _markers(pa.table(columns, names=list(schema.keys)), schema)
+    batch = build(handle, version, marked, options, diff=True)
+    return commit_writes(handle, [(version, Write(version.table, batch))], options)
+
+
+def delete_rows(
+    handle: Handle,
+    version: TableVersion,
+    selected: Selected,
+    options: WriteOptions,
+    reads: Sequence[str] = (),
+) -> Commit:
+    """Deletes the selected rows, each once. `reads`: ids of other tables that were looked at."""
+
+    def compute(view: View) -> list[Batch]:
+        return [_deletion(handle, view, selected, options)]
+
+    return commit_computed(handle, version.table, options, compute, reads)
+
+
+def update_rows(
+    handle: Handle,
+    version: TableVersion,
+    selected: Selected,
+    assigned: Callable[[View], Assignments],
+    options: WriteOptions,
+    reads: Sequence[str] = (),
+) -> Commit:
+    """Sets columns of the selected rows. `reads`: ids of other tables that were looked at."""
+    schema = typed(version)[0]
+    keyed = schema.kind == "keyed"
+
+    def updates(tables: Iterable[pa.Table], assignments: Assignments) -> Iterator[pa.Table]:
+        for table in tables:
+            if not table.num_rows:
+                continue
+            if keyed:
+                yield assignments.apply(table)
+            else:
+                yield _with_diff(table, -1, schema)
+                yield _with_diff(assignments.apply(table), 1, schema)
+
+    def compute(view: View) -> list[Batch]:
+        rows = updates(selected.rows(handle, view, None, options), assigned(view))
+        stream = _stream(rows, schema, diff=not keyed)
+        return [build(handle, view.version, stream, options, diff=not keyed)]
+
+    return commit_computed(handle, version.table, options, compute, reads)
+
+
+def overwrite(
+    handle: Handle, version: TableVersion, selected: Selected, data: Any, options: WriteOptions
+) -> Commit:
+    """Replaces the selected rows by data, in one commit."""
+    schema = typed(version)[0]
+    # Staged once: the data may be a stream that can be read once, and what is computed again after
+    # a conflict is only what goes.
+    new = build(handle, version, data, options)
+
+    def compute(view: View) -> list[Batch]:
+        old = _deletion(handle, view, selected, options)
+        if not old.rows:
+            return [new]
+        if schema.kind != "keyed":
+            return [old, new]
+        # SUBTLE: in a keyed table a marker and a row of one key may not stand side by side in one
+        # commit: both have its time, and time is rank. In one batch the last row of a key counts:
+        # so the markers come first, then the data.
+        both = chain(
+            _read_back(handle, old, schema, options), _read_back(handle, new, schema, options)
+        )
+        rows = (
+            table if DIFF in table.column_names else _with_diff(table, 1, schema) for table in both
+        )
+        return [build(handle, view.version, _stream(rows, schema, diff=True), options, diff=True)]
+
+    return commit_computed(handle, version.table, options, compute)
+
+
+def _deletion(handle: Handle, view: View, selected: Selected, options: WriteOptions) -> Batch:
+    """A batch that takes the selected rows away."""
+    schema = typed(view.version)[0]
+    if schema.kind == "keyed":
+        found = selected.rows(handle, view, schema.keys, options)
+        rows = (_markers(table, schema) for table in found)
+    else:
+        found = selected.rows(handle, view, None, options)
+        rows = (_with_diff(table, -1, schema) for table in found)
+    return build(handle, view.version, _stream(rows, schema, diff=True), options, diff=True)
+
+
+def _read_back(
+    handle: Handle, batch: Batch, schema: TableSchema, options: WriteOptions
+) -> Iterator[pa.Table]:
+    """The rows of a batch that is staged, in order."""
+    if batch.inline:
+        yield decode_inline(batch.inline, schema)
+    reader = handle.store.reader
+    for part in batch.parts:
+        columns = [*schema.arrow.names, *([DIFF] if part.has_diff else [])]
+        timeout = options.deadline.remaining()
+        for rows in reader.batches(part, schema, columns=columns, timeout=timeout):
+            yield pa.Table.from_batches([rows])
+
+
+def _markers(keys: pa.Table, schema: TableSchema) -> pa.Table:
+    """Delete markers of a keyed table: keys, nulls, and `__diff` -1."""
+    columns = [
+        keys.column(field.name)
+        if field.name in schema.keys
+        else pa.nulls(keys.num_rows, field.type)
+        for field in schema.arrow
+    ]
+    return _diffed(columns, -1, keys.num_rows, schema)
+
+
+def _with_diff(rows: pa.Table, diff: int, schema: TableSchema) -> pa.Table:
+    """Rows as updates of that diff."""
+    columns = [rows.column(name) for name in schema.arrow.names]
+    return _diffed(columns, diff, rows.num_rows, schema)
+
+
+def _diffed(columns: list[Any], diff: int, rows: int, schema: TableSchema) -> pa.Table:
+    diffs = pa.repeat(pa.scalar(diff, pa.int64()), rows)
+    return pa.Table.from_arrays([*columns, diffs], schema=schema.stored(diff=True))
+
+
+def _stream(tables: Iterable[pa.Table], schema: TableSchema, *, diff: bool) -> pa.RecordBatchReader:
+    stored = schema.stored(diff=diff)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in tables:
+            columns = [table.column(name) for name in stored.names]
+            yield from pa.Table.from_arrays(columns, schema=stored).to_batches()
+
+    return pa.RecordBatchReader.from_batches(stored, batches())

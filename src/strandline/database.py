@@ -1,0 +1,361 @@
+"""A database as its users hold it: tables by name, all of them at one moment, and their upkeep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from strandline.env import Deadline, retry_delays
+from strandline.errors import TransactionConflict, UnknownTable, UsageError
+from strandline.handle import Handle
+from strandline.history import history
+from strandline.ids import new_shard_id
+from strandline.parts.conform import to_arrow
+from strandline.parts.keys import KeyCodec
+from strandline.parts.schema import TableSchema, new_schema, validate_table_name
+from strandline.reports import status, usage
+from strandline.sql import run_sql
+from strandline.state.commands import Split, TableChange, Write
+from strandline.state.model import TableVersion
+from strandline.table import Table
+from strandline.times import Commit, datetime_of, parse_as_of
+from strandline.txn.properties import check_properties
+from strandline.writing import WriteOptions, build, commit_writes
+
+__all__ = ["Database"]
+
+
+class Database:
+    """A database: its tables now, or (where `as_of` made it) as of one time. Thread-safe.
+
+    Made by `strandline.connect`. Close it, or use it as a context manager. In another process, by
+    pickle or by fork, it opens the database anew, with a session of its own.
+    """
+
+    def __init__(self, handle: Handle, as_of: int | None = None) -> None:
+        self._handle = handle
+        self._as_of = as_of
+
+    @property
+    def url(self) -> str:
+        """Where the database is."""
+        return self._handle.origin.url
+
+    # --- tables
+
+    def create_table(  # noqa: PLR0913  each is a word about the table
+        self,
+        name: str,
+        schema: Any,
+        *,
+        row_keys: Sequence[str] | str,
+        sort_keys: Sequence[str] | str = (),
+        kind: str = "rows",
+        split_points: Sequence[Any] = (),
+        properties: Mapping[str, Any] | None = None,
+        exist_ok: bool = False,
+        aggregate: object = None,
+        merge: object = None,
+        keep: object = None,
+        timeout: float | None = None,
+    ) -> Table:
+        """Creates a table, in one commit with its first rows if data is passed.
+
+        `schema` is a `pyarrow.Schema`, or data in any form that `Table.append` takes: its schema
+        is taken and its rows are appended. Rows are kept sorted by `row_keys`, then `sort_keys`;
+        keys are integers, strings, binary, dates, timestamps, decimals or booleans, never null.
+        `kind` is "rows" (a multiset) or "keyed" (one row per full key, the latest written).
+        `split_points` are row keys, or prefixes of them, at which the table is split into leaves
+        from the start. With `exist_ok`, a table that is there already with the same columns, keys
+        and kind is returned (and data appended to it).
+
+        Properties, changed later by `Table.set`:
+
+        - retention ("7 days"): how far back in database time an `as_of` can reach at least;
+        - strategy ("size-ratio"; "basic", "full"): which parts of a leaf a compaction merges;
+        - compaction_parts (11): parts that one merge takes at most;
+        - split_rows (8000000): rows above which a leaf is split;
+        - online (true): whether maintenance visits the table.
+
+        Raises `UsageError`, which names what is wrong and the remedy, with nothing written.
+        """
+        _refuse_later(kind, aggregate=aggregate, merge=merge, keep=keep)
+        options = self._options("create_table", timeout)
+        validate_table_name(_name(name))
+        data = None if isinstance(schema, pa.Schema) else to_arrow(schema)
+        typed = new_schema(
+            schema if data is None else data.schema,
+            row_keys,
+            sort_keys,
+            kind,  # type: ignore[arg-type]  # checked there
+        )
+        version = TableVersion(
+            table=new_shard_id(self._handle.store.env),
+            version=1,
+            name=name,
+            valid_from=0,
+            valid_until=None,
+            created=0,
+            kind=typed.kind,
+            schema=typed.to_bytes(),
+            row_keys=typed.row_keys,
+            sort_keys=typed.sort_keys,
+            properties=check_properties(properties or {}),
+        )
+        points = _points(split_points, typed)
+        there = self._find(name, options.deadline)
+        if there is None:
+            made = self._create(version, points, data, options, exist_ok=exist_ok)
+            if made is not None:
+                return made
+            there = self._find(name, options.deadline)  # another was first
+        return self._existing(there, version, data, options, exist_ok=exist_ok)
+
+    def table(self, name: str) -> Table:
+        """The table of that name; `UnknownTable`, a `KeyError` too, names those that are near."""
+        store = self._handle.store
+        state = store.txns.refresh(timeout=store.settings.timeout_seconds)
+        return Table(self._handle, store.txns.table(state, _name(name), self._as_of), self._as_of)
+
+    def tables(self) -> list[str]:
+        """The names of all tables, sorted."""
+        store = self._handle.store
+        state = store.txns.refresh(timeout=store.settings.timeout_seconds)
+        return [version.name for version in store.txns.tables(state, self._as_of)]
+
+    def drop_table(
+        self, name: str, *, missing_ok: bool = False, timeout: float | None = None
+    ) -> Commit | None:
+        """Ends a table. An `as_of` before this goes on seeing it while it is kept.
+
+        With `missing_ok`, None where there is no such table.
+        """
+        return self._change("drop_table", name, {}, timeout, dropped=True, missing_ok=missing_ok)
+
+    def rename_table(self, name: str, to: str, *, timeout: float | None = None) -> Commit:
+        """Gives a table another name, from now on. Handles on the table go on working."""
+        validate_table_name(_name(to))
+        done = self._change("rename_table", name, {"name": to}, timeout)
+        if done is None:
+            raise AssertionError("only a drop may find nothing")
+        return done
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tables()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables())
+
+    # --- reading
+
+    def as_of(self, moment: Any) -> Database:
+        """All tables as of a moment; they can be read and not written.
+
+        `moment` is an aware datetime, an ISO string with a zone, `Micros` or a `Commit`.
+        """
+        return Database(self._handle, parse_as_of(moment))
+
+    def sql(self, text: str, *, as_of: Any = None, timeout: float | None = None) -> Any:
+        """Runs one SQL statement in DuckDB; every table is there by its name, all at one moment.
+
+        A query gives a `Relation` (`.fetchall()`, `.df()`, `.pl()`, `.arrow()`) that stays usable.
+        INSERT, UPDATE and DELETE run as one transaction and give a `Commit`. Anything else is a
+        `UsageError`; files, extensions and the network cannot be reached.
+        """
+        moment = self._as_of if as_of is None else parse_as_of(as_of)
+        return run_sql(self._handle, text, moment, self._handle.deadline(timeout))
+
+    def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
+        """The commits of the database, newest first, at most `limit`.
+
+        Columns: commit, time, operation, tables, rows, metadata, session.
+        """
+        deadline = self._handle.deadline(timeout)
+        store = self._handle.store
+        return history(store, table=None, as_of=self._as_of, limit=limit, deadline=deadline)
+
+    # --- upkeep
+
+    def status(self, *, timeout: float | None = None) -> pa.Table:
+        """One row per table: how it is stored, and what waits to be applied.
+
+        Columns: table, kind, rows (stored, retractions included), bytes, parts, leaves, level_zero
+        (parts not assigned to leaves yet), backlog (commits not applied), latest, since.
+        """
+        return status(self._handle, self._as_of, self._handle.deadline(timeout))
+
+    def usage(self, *, timeout: float | None = None) -> pa.Table:
+        """What the objects of the database take: table (or null), kind of object, objects, bytes.
+
+        It lists every object. The log itself is not one.
+        """
+        return usage(self._handle, self._handle.deadline(timeout))
+
+    # --- the handle
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Ends background work and this handle's session. Closing twice is harmless."""
+        self._handle.close(timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        when = "" if self._as_of is None else f" as of {datetime_of(self._as_of).isoformat()}"
+        closed = ", closed" if self._handle.closed else ""
+        return f"<strandline.Database {self.url!r}{when}{closed}>"
+
+    def __reduce__(self) -> tuple[type[Database], tuple[Handle, int | None]]:
+        return Database, (self._handle, self._as_of)
+
+    # --- inside
+
+    def _options(self, operation: str, timeout: float | None) -> WriteOptions:
+        if self._as_of is not None:
+            raise UsageError(
+                "this is the database as of an earlier time, which cannot change; write to the "
+                "database itself"
+            )
+        return WriteOptions.of(self._handle, operation, None, None, timeout)
+
+    def _find(self, name: str, deadline: Deadline) -> TableVersion | None:
+        txns = self._handle.store.txns
+        state = txns.refresh(timeout=deadline.remaining())
+        try:
+            return txns.table(state, name)
+        except UnknownTable:
+            return None
+
+    def _create(
+        self,
+        version: TableVersion,
+        points: tuple[bytes, ...],
+        data: Any,
+        options: WriteOptions,
+        *,
+        exist_ok: bool,
+    ) -> Table | None:
+        """Creates the table; None if another table of its name was there first and may be."""
+        handle = self._handle
+        if points:
+            # Before the table has a name, so that nobody meets it half split.
+            split = Split(1, b"", points)
+            handle.store.data(version.table).submit(split, timeout=options.deadline.remaining())
+        writes = []
+        if data is not None:
+            batch = build(handle, version, data, options)
+            writes.append((version, Write(version.table, batch)))
+        try:
+            commit_writes(handle, writes, options, [TableChange(version, None)])
+        except UsageError:
+            if exist_ok and self._find(version.name, options.deadline) is not None:
+                return None
+            raise
+        return self.table(version.name)
+
+    def _existing(
+        self,
+        there: TableVersion | None,
+        wanted: TableVersion,
+        data: Any,
+        options: WriteOptions,
+        *,
+        exist_ok: bool,
+    ) -> Table:
+        if there is None:
+            raise TransactionConflict(
+                f"table {wanted.name!r} was dropped while it was being created; try again"
+            )
+        if not exist_ok:
+            raise UsageError(
+                f"there is a table {wanted.name!r} already; drop it first, or pass exist_ok=True"
+            )
+        for what in ("kind", "row_keys", "sort_keys", "schema"):
+            if getattr(there, what) != getattr(wanted, what):
+                raise UsageError(
+                    f"there is a table {wanted.name!r} already, with another {what}; choose "
+                    "another name or drop it first"
+                )
+        table = Table(self._handle, there)
+        if data is not None:
+            batch = build(self._handle, there, data, options)
+            commit_writes(self._handle, [(there, Write(there.table, batch))], options)
+        return table
+
+    def _change(
+        self,
+        operation: str,
+        name: str,
+        after: Mapping[str, Any],
+        timeout: float | None,
+        *,
+        dropped: bool = False,
+        missing_ok: bool = False,
+    ) -> Commit | None:
+        """Commits DDL on a table, again if others alter it at the same time."""
+        options = self._options(operation, timeout)
+        env, txns = self._handle.store.env, self._handle.store.txns
+        pauses = iter(retry_delays(env, first_seconds=0.002, most_seconds=0.25))
+        while True:
+            state = txns.refresh(timeout=options.deadline.remaining())
+            try:
+                version = txns.table(state, _name(name))
+            except UnknownTable:
+                if missing_ok:
+                    return None
+                raise
+            change = TableChange(replace(version, **after), version.version, dropped)
+            try:
+                return commit_writes(self._handle, [], options, [change])
+            except TransactionConflict:
+                options.deadline.check(f"{operation} of {name!r}", may_have_happened=False)
+                env.sleep(min(next(pauses), options.deadline.remaining()))
+
+
+def _refuse_later(kind: str, **later: object) -> None:
+    if kind == "aggregate" or later["aggregate"] is not None:
+        raise UsageError(
+            "tables of kind 'aggregate' come in a later release; use kind='rows' and aggregate in "
+            "db.sql, or kind='keyed'"
+        )
+    for name, value in later.items():
+        if value is not None:
+            raise UsageError(f"{name}= comes in a later release; leave it out")
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no name of a table: pass a string")
+    return name
+
+
+def _points(points: Sequence[Any], schema: TableSchema) -> tuple[bytes, ...]:
+    """Split points as encoded row keys, ascending, each once."""
+    if isinstance(points, str | bytes) or not hasattr(points, "__iter__"):
+        raise UsageError(f"split_points={points!r}: pass a list of row keys")
+    codec = KeyCodec(schema)
+    encoded = set()
+    for point in points:
+        values = codec.normalize(point)
+        if not 0 < len(values) <= len(schema.row_keys):
+            raise UsageError(
+                f"split point {point!r}: pass a row key, or a prefix of one; row keys are "
+                f"{schema.row_keys}"
+            )
+        encoded.add(codec.encode(values))
+    return tuple(sorted(encoded))

@@ -1,0 +1,238 @@
+"""Scans: what to read of a table, run anew by each method that gives rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.conditions import compile_where
+from strandline.env import Deadline
+from strandline.errors import UsageError
+from strandline.handle import Handle
+from strandline.parts.keys import KeyCodec, KeyRange
+from strandline.reading import Reading, Want, arrow_of, parts_of, typed, united_tables
+from strandline.state.model import TableVersion
+from strandline.times import datetime_of
+from strandline.txn.view import View
+
+__all__ = ["Explanation", "Scan", "columns_of", "want_of"]
+
+_BATCH_ROWS = 65_536
+"""Rows in a batch of a stream, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a scan would read. `str()` is one line per item."""
+
+    as_of: int
+    """The time read, in µs since 1970-01-01 UTC."""
+    leaves: int
+    """Leaves that are looked into."""
+    leaves_total: int
+    parts: int
+    """Parts that are read, or pieces of them; a part in two leaves counts once."""
+    parts_pruned: int
+    """Parts with keys in range that statistics show to have no row that matches."""
+    entries: int
+    """Commits that are not applied yet and may have rows in range."""
+    bytes: int
+    """Bytes of the parts and entries, at most read."""
+    rows: int
+    """Rows in them, at most."""
+    merged: int
+    """Places where rows of several sources have to be merged."""
+
+    def __str__(self) -> str:
+        when = datetime_of(self.as_of).isoformat() if self.as_of >= 0 else "the beginning"
+        return "\n".join(
+            [
+                f"as of    {when} ({self.as_of})",
+                f"leaves   {self.leaves} of {self.leaves_total}",
+                f"parts    {self.parts}, pruned by statistics {self.parts_pruned}",
+                f"entries  {self.entries} not applied yet",
+                f"bytes    {self.bytes:,} at most",
+                f"rows     {self.rows:,} at most",
+                f"merges   {self.merged}",
+            ]
+        )
+
+
+class Scan:
+    """Which rows and columns of a table to read, and as of when.
+
+    Nothing is read before a method asks for rows. Each then reads at the scan's `as_of`, or where
+    it has none at the latest time of that moment. Rows come sorted by full key. Errors of all of
+    them: `UnknownTable` (dropped), `AsOfTooOld`, `AsOfInFuture`, `DeadlineExceeded`, `Corruption`.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        view: Callable[[Deadline], View],
+        version: TableVersion,
+        want: Want,
+        *,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._handle = handle
+        self._view = view
+        self._version = version
+        self._want = want
+        self._limit = limit
+        self._timeout = timeout
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what comes out."""
+        return arrow_of(self._want, self._version)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a table."""
+        reading = self._reading()
+        if self._limit is None:
+            return reading.table()
+        return united_tables(list(self._limited(reading)), reading.arrow)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """All rows as a stream, in bounded memory. It reads as of the moment of this call.
+
+        `timeout` bounds the planning and each wait for data, not the whole of the stream.
+        """
+        reading = self._reading()
+        return pa.RecordBatchReader.from_batches(reading.arrow, self._batches(reading))
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows as record batches of up to 65,536 rows, in bounded memory."""
+        return self._batches(self._reading())
+
+    def to_pandas(self, **options: Any) -> Any:
+        """All rows as a pandas DataFrame; options are those of `pyarrow.Table.to_pandas`."""
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> Any:
+        """All rows as a Polars DataFrame."""
+        import polars as pl
+
+        return pl.from_arrow(self.to_arrow())
+
+    def count(self) -> int:
+        """How many rows there are; without reading them where the metadata is exact."""
+        reading = self._reading(count=True)
+        rows = reading.count()
+        return rows if self._limit is None else min(rows, self._limit)
+
+    def explain(self) -> Explanation:
+        """What would be read, and what is left out."""
+        reading = self._reading()
+        view = reading.view
+        parts: dict[str, tuple[int, int]] = {}
+        pruned: set[str] = set()
+        for task in reading.tasks:
+            clean = reading.is_clean(task)
+            for part, _, _ in parts_of(task):
+                if reading.skips(part, clean=clean):
+                    pruned.add(part.key)
+                else:
+                    parts[part.key] = (part.size, part.rows)
+        entries = {id(e): e.batch for task in reading.tasks for e in task.entries}.values()
+        inline = [(len(b.inline), b.rows) for b in entries if b.inline]
+        sizes = [*parts.values(), *inline]
+        return Explanation(
+            as_of=view.as_of,
+            leaves=len({task.leaf.id for task in reading.tasks}),
+            leaves_total=view.machine.run(lambda s: s.leaves.count(), state=view.data),
+            parts=len(parts),
+            parts_pruned=len(pruned - parts.keys()),
+            entries=len(entries),
+            bytes=sum(size for size, _ in sizes),
+            rows=sum(rows for _, rows in sizes),
+            merged=sum(not reading.is_clean(task) for task in reading.tasks),
+        )
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return f"<strandline.Scan of {self._version.name!r}: {', '.join(self.schema.names)}>"
+
+    def _reading(self, *, count: bool = False) -> Reading:
+        deadline = self._handle.deadline(self._timeout)
+        want = self._want
+        if count and not want.raw:
+            first = self._version.row_keys[:1]
+            want = Want(first, want.ranges, want.condition, ordered=False)
+        return Reading(self._handle, self._view(deadline), want, deadline, self._timeout)
+
+    def _limited(self, reading: Reading) -> Iterator[pa.Table]:
+        if self._limit is None:
+            yield from reading.tables()
+            return
+        left = self._limit
+        for table in reading.tables(left) if left else ():
+            yield table.slice(0, left)
+            left -= min(left, table.num_rows)
+            if not left:
+                return
+
+    def _batches(self, reading: Reading) -> Iterator[pa.RecordBatch]:
+        for table in self._limited(reading):
+            yield from table.to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def want_of(
+    version: TableVersion,
+    *,
+    columns: Sequence[str] | None,
+    where: Any,
+    key_range: Any,
+    key_ranges: Any,
+    raw: bool,
+) -> Want:
+    """What a user's arguments ask for, checked; `UsageError` names what is wrong with them."""
+    schema, codec = typed(version)
+    ranges: tuple[KeyRange, ...] | None = None
+    if key_range is not None and key_ranges is not None:
+        raise UsageError("pass key_range= or key_ranges=, not both")
+    if key_range is not None:
+        ranges = (_range(key_range, codec),)
+    elif key_ranges is not None:
+        if isinstance(key_ranges, str | bytes | dict) or not hasattr(key_ranges, "__iter__"):
+            raise UsageError(f"key_ranges={key_ranges!r}: pass a list of (lower, upper) pairs")
+        ranges = tuple(_range(pair, codec) for pair in key_ranges)
+    if raw and where is not None:
+        raise UsageError("raw=True gives stored updates, to which where= does not apply; leave one")
+    return Want(
+        columns=None if columns is None else columns_of(version, columns),
+        ranges=ranges,
+        condition=compile_where(where, schema, version.name),
+        raw=raw,
+    )
+
+
+def columns_of(version: TableVersion, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns of a table that a user names; `UsageError` for others."""
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    known, table = typed(version)[0].arrow.names, version.name
+    for name in names:
+        if name not in known:
+            raise UsageError(f"table {table!r} has no column {name!r}; its columns are {known}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"columns={list(names)} names one twice")
+    if not names:
+        raise UsageError(f"columns=[] names none; the columns of table {table!r} are {known}")
+    return names
+
+
+def _range(pair: Any, codec: KeyCodec) -> KeyRange:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UsageError(
+            f"{pair!r} is no range of keys: pass (lower, upper), each a key, a tuple of keys, or "
+            "None for an open end"
+        )
+    lower, upper = (None if end is None else codec.normalize(end) for end in pair)
+    return KeyRange(lower or None, upper or None)

@@ -1,0 +1,492 @@
+"""Runs the plan of a read: which pieces there are, what each needs, and the rows that come out.
+
+A read is a sequence of *pieces*: disjoint key intervals, ascending, each small enough to be held in
+memory. A piece is read whole: its sources (parts and entries) are cut to the interval, merged where
+they have to be, and filtered. Pieces are independent, so several are read side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.conditions import Comparison, Condition, key_ranges
+from strandline.env import Deadline, Env
+from strandline.errors import Corruption
+from strandline.handle import Handle
+from strandline.location import BlobMissing
+from strandline.parts.keys import KeyCodec, KeyRange, clip
+from strandline.parts.merge import Source, merge_read
+from strandline.parts.plain import int64
+from strandline.parts.schema import DIFF, TIME, TableSchema
+from strandline.parts.sort import sort_table
+from strandline.parts.statistics import may_match
+from strandline.state.model import Entry, Interval, Part, TableVersion
+from strandline.state.plan import ReadTask, plan_read, united
+from strandline.txn.view import View, view_of
+
+__all__ = ["Piece", "Reading", "Want", "arrow_of", "parts_of", "typed", "united_tables"]
+
+_PIECE_ROWS = 262_144
+"""Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
+
+_WINDOW = 4
+"""Pieces that are read side by side. As many are read ahead, and as many are being used: with their
+rows this bounds the memory of a stream."""
+
+_ALONE_WINDOWS = 2
+"""Windows at the beginning of a stream that nothing is read ahead of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a read is to give."""
+
+    columns: tuple[str, ...] | None = None
+    """User columns, in order; None: all."""
+    ranges: tuple[KeyRange, ...] | None = None
+    """Only keys in any of these; None: all."""
+    condition: Condition | None = None
+    ordered: bool = True
+    """Whether rows have to come out sorted by full key."""
+    raw: bool = False
+    """Whether to give all updates up to the time as they are stored, with `__time` and `__diff`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a read that fits into memory."""
+
+    task: ReadTask
+    intervals: tuple[Interval, ...]
+
+
+_typed: dict[tuple[str, int], tuple[TableSchema, KeyCodec]] = {}
+_arrows: dict[tuple[str, int, tuple[str, ...] | None, bool], pa.Schema] = {}
+_TYPED_MAX = 1_024
+"""Versions of tables that a process remembers the types of, and as many selections of columns."""
+
+
+def typed(version: TableVersion) -> tuple[TableSchema, KeyCodec]:
+    """The schema of a version of a table and the codec of its keys, made once per process."""
+    found = _typed.get((version.table, version.version))
+    if found is None:
+        schema = TableSchema.from_version(version)
+        found = (schema, KeyCodec(schema))
+        if len(_typed) >= _TYPED_MAX:
+            _typed.clear()
+        _typed[version.table, version.version] = found
+    return found
+
+
+class _Ahead:
+    """A window of pieces that is read while the one before it is being used."""
+
+    def __init__(
+        self, env: Env, read: Callable[[Piece], pa.Table], pieces: Sequence[Piece]
+    ) -> None:
+        self._env = env
+        self._read = read
+        self._pieces = pieces
+        self._result: list[pa.Table] | BaseException | None = None
+        self._worker = env.start_worker("strandline-scan", self._run)
+        self._worker.wake()
+
+    def take(self) -> list[pa.Table]:
+        """The tables, once all of them are there."""
+        # The end of a worker waits for the run under way. One that had not begun never does.
+        self._worker.stop()
+        if self._result is None:
+            self._run()
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result or []
+
+    def stop(self) -> None:
+        """Gives up what is not taken."""
+        self._worker.stop()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._env.parallel(self._read, self._pieces)
+        except BaseException as error:  # noqa: BLE001  raised again by `take`
+            self._result = error
+
+
+class Reading:
+    """One read of one table as of one time. Its methods may be called from several threads."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        view: View,
+        want: Want,
+        deadline: Deadline,
+        timeout: float | None = None,
+    ) -> None:
+        self.view = view
+        self.want = want
+        self.schema, self.codec = typed(view.version)
+        self.intervals = _intervals(want, self.schema, self.codec)
+        self.arrow = arrow_of(want, view.version)
+        """The schema of what comes out."""
+        self._handle = handle
+        self._deadline = deadline
+        self._timeout = timeout
+        self._alone = False
+        """Whether one piece is all: then its parts are read side by side."""
+        table = view.version.table
+        entries = handle.overlay.touching(table, view.entries, self.intervals)
+        self.tasks = self._plan(view, entries, self.intervals)
+
+    def table(self) -> pa.Table:
+        """All rows, in memory."""
+        pieces = [piece for task in self.tasks for piece in self._pieces(task, None)]
+        if len(pieces) == 1:
+            self._alone = True
+            return self.read(pieces[0])
+        return united_tables(self._handle.store.env.parallel(self.read, pieces), self.arrow)
+
+    def tables(self, limit: int | None = None) -> Iterator[pa.Table]:
+        """All rows, or somewhat more than the first `limit`, in bounded memory.
+
+        Whoever takes the rows may take any time: each step has the whole timeout for itself.
+        """
+        env = self._handle.store.env
+        ahead: _Ahead | None = None
+        try:
+            for number, window in enumerate(self._windows(limit)):
+                self._deadline = self._handle.deadline(self._timeout)
+                if limit is not None or number < _ALONE_WINDOWS:
+                    yield from env.parallel(self.read, window)
+                    continue
+                before, ahead = ahead, _Ahead(env, self.read, window)
+                if before is not None:
+                    yield from before.take()
+            if ahead is not None:
+                yield from ahead.take()
+        finally:
+            if ahead is not None:
+                ahead.stop()
+
+    def _windows(self, limit: int | None) -> Iterator[list[Piece]]:
+        """The pieces, some at a time.
+
+        It begins small, because often the first rows are all that is asked for.
+        """
+        waiting: list[Piece] = []
+        size = 1
+        for task in self.tasks:
+            for piece in self._pieces(task, limit):
+                waiting.append(piece)
+                if len(waiting) == size:
+                    yield waiting
+                    waiting, size = [], min(_WINDOW, size * 2)
+        if waiting:
+            yield waiting
+
+    def count(self) -> int:
+        """How many rows there are; from metadata where that is exact."""
+        known = 0
+        pieces: list[Piece] = []
+        for task in self.tasks:
+            rows = None if self.want.condition else self.rows_of(task)
+            if rows is None:
+                pieces += self._pieces(task, None)
+            else:
+                known += rows
+        parallel = self._handle.store.env.parallel
+        for start in range(0, len(pieces), _WINDOW):
+            window = pieces[start : start + _WINDOW]
+            known += sum(parallel(lambda piece: self.read(piece).num_rows, window))
+        return known
+
+    def rows_of(self, task: ReadTask) -> int | None:
+        """Exactly how many rows a task gives before the condition; None if only reading tells."""
+        if not self.is_clean(task):
+            return None
+        rows = 0
+        for part, place, _ in parts_of(task):
+            if place != part.span or not _covered(place, task.intervals):
+                return None
+            rows += part.rows
+        for entry in task.entries:
+            if entry.batch.inline:
+                place = Interval(entry.batch.lower, entry.batch.upper + b"\0")
+                if not _covered(place, task.intervals):
+                    return None
+                rows += entry.batch.rows - sum(part.rows for part in entry.batch.parts)
+        return rows
+
+    def is_clean(self, task: ReadTask) -> bool:
+        """Whether every stored row is a live row: nothing is to be merged or left out by time."""
+        as_of = self.view.as_of
+        if self.want.raw or any(r.time_max > as_of for r in task.references):
+            return False
+        if self.schema.kind == "rows":
+            return not (
+                any(r.part.has_diff for r in task.references)
+                or any(e.batch.has_diff for e in task.entries)
+            )
+        if len(task.references) + len(task.entries) != 1:
+            return False
+        if task.references:
+            return task.references[0].part.distinct
+        return task.entries[0].batch.distinct
+
+    def skips(self, part: Part, *, clean: bool) -> bool:
+        """Whether the part's statistics show that the condition holds for none of its rows.
+
+        SUBTLE: of a keyed table's row that is to be merged, an older version may match where the
+        newest does not; leaving the newest out would bring the older one back. Keys are the same
+        in all versions, so comparisons of keys are safe; all are in tables of `rows`, where a row
+        and its retraction are equal.
+        """
+        condition = self.want.condition
+        if condition is None or not part.statistics:
+            return False
+        usable: Sequence[Comparison] = condition.comparisons
+        if not clean and self.schema.kind != "rows":
+            usable = [c for c in usable if c.column in self.schema.keys]
+        return bool(usable) and not may_match(part.statistics, usable, self.schema)
+
+    def read(self, piece: Piece) -> pa.Table:
+        """The piece's rows."""
+        try:
+            return self._read(piece)
+        except BlobMissing as error:
+            return self._replanned(piece, error)
+
+    # --- planning
+
+    def _plan(
+        self, view: View, entries: Sequence[Entry], intervals: Sequence[Interval] | None
+    ) -> list[ReadTask]:
+        return view.machine.run(
+            lambda state: plan_read(state, entries, intervals, view.as_of),
+            timeout=self._deadline.remaining(),
+            state=view.data,
+        )
+
+    def _pieces(self, task: ReadTask, limit: int | None) -> list[Piece]:
+        parts = list(parts_of(task))
+        rows = sum(part.rows for part, _, _ in parts)
+        size = sum(part.size for part, _, _ in parts)
+        # Compressed bytes are all that is known; a piece of about 16 MiB of them stays below 200.
+        most = min(_PIECE_ROWS, max(8_192, (16 << 20) * rows // max(size, 1)))
+        if limit is not None:
+            most = min(most, max(8_192, limit))
+        if rows <= most:
+            return [Piece(task, task.intervals)]
+        bounds: list[bytes | None] = [b"", *self._cuts(task, most), None]
+        if len(bounds) == 2:
+            return [Piece(task, task.intervals)]
+        pieces = []
+        for lower, upper in pairwise(bounds):
+            span = Interval(lower or b"", upper)
+            inside = tuple(both for i in task.intervals if (both := i.intersect(span)))
+            if inside:
+                pieces.append(Piece(task, inside))
+        return pieces
+
+    def _cuts(self, task: ReadTask, rows_max: int) -> list[bytes]:
+        """Keys between which the task has about `rows_max` rows to read; at row groups' bounds."""
+        steps: list[tuple[bytes, int]] = []
+        for part, place, _ in parts_of(task):
+            opened = self._handle.store.reader.opened(part, timeout=self._deadline.remaining())
+            separators, rows = opened.separators, opened.rows_of([0])
+            for interval in task.intervals:
+                inside = interval.intersect(place)
+                if inside is not None:
+                    steps += [(separators[group], rows) for group in opened.groups_in(inside)]
+        if len(steps) == 1:
+            return []
+        cuts: list[bytes] = []
+        gathered = 0
+        for key, rows in sorted(steps):
+            if gathered and gathered + rows > rows_max and (not cuts or key > cuts[-1]):
+                cuts.append(key)
+                gathered = 0
+            gathered += rows
+        return cuts
+
+    def _replanned(self, piece: Piece, missing: BlobMissing) -> pa.Table:
+        """Reads a piece again as the table is stored now, after an object of the plan was missing.
+
+        It is damage only if the newest state still needs the object: a compaction may have put
+        others in its place since the plan was made.
+        """
+        view = self.view
+        store = self._handle.store
+        fresh = view_of(store, view.version.table, view.as_of, timeout=self._deadline.remaining())
+        state = view.machine.refresh(timeout=self._deadline.remaining())
+        used = view.machine.run(lambda s: s.parts.get((missing.key,)), state=state)
+        pending = any(part.key == missing.key for e in fresh.entries for part in e.batch.parts)
+        if used is not None or pending:
+            raise Corruption(
+                f"the part {missing.key} of table {view.version.name!r} is missing; restore it "
+                "from a copy",
+                object=missing.key,
+            ) from missing
+        entries = self._handle.overlay.touching(view.version.table, fresh.entries, piece.intervals)
+        tasks = self._plan(replace(fresh, data=state), entries, piece.intervals)
+        read = [self.read(p) for task in tasks for p in self._pieces(task, None)]
+        return united_tables(read, self.arrow)
+
+    # --- reading
+
+    def _read(self, piece: Piece) -> pa.Table:
+        want = self.want
+        clean = self.is_clean(piece.task)
+        # What only was added at several times needs no merging: each row tells by itself.
+        added = self.schema.kind == "rows" and not want.raw and not _has_diff(piece.task)
+        columns = self._needed(piece.task, alone=clean or added)
+        sources = [
+            *self._from_parts(piece, columns, clean=clean),
+            *self._from_inline(piece, columns),
+        ]
+        condition = want.condition
+        if condition is not None and self.schema.kind == "rows" and not (clean or added):
+            # SUBTLE: before the merge, because parts in which nothing matches were skipped: a
+            # retraction in another source must not outlive the row that it takes away. Both are
+            # equal, so both match or neither does.
+            sources = [replace(s, data=condition.select(s.data)) for s in sources]
+            condition = None
+        if clean or added:
+            table = self._added(sources, columns)
+        else:
+            table = merge_read(sources, self.schema, as_of=self.view.as_of, raw=want.raw)
+        if condition is not None:
+            table = condition.select(table)
+        return pa.Table.from_arrays(
+            [table.column(name) for name in self.arrow.names], schema=self.arrow
+        )
+
+    def _needed(self, task: ReadTask, *, alone: bool) -> list[str]:
+        """The user columns that are read: what comes out, what is looked at, what is merged by."""
+        names: list[str] = self.schema.arrow.names
+        want = self.want
+        if want.columns is None or want.raw or (not alone and self.schema.kind == "rows"):
+            return names
+        needed = {*want.columns, *(want.condition.columns if want.condition else ())}
+        several = len(task.references) + len(task.entries) > 1
+        if not alone or (want.ordered and several):
+            needed.update(self.schema.keys)
+        # A table without columns has no rows to count.
+        return [n for n in names if n in needed] or [self.schema.keys[0]]
+
+    def _added(self, sources: list[Source], columns: list[str]) -> pa.Table:
+        tables = []
+        for source in sources:
+            table: Any = source.data
+            if TIME in table.column_names:
+                until = int64(self.view.as_of)
+                table = table.filter(pc.less_equal(table.column(TIME), until))
+            tables.append(table.select(columns))
+        if len(tables) == 1:
+            return tables[0]
+        if not tables:
+            return pa.schema([self.schema.arrow.field(name) for name in columns]).empty_table()
+        table = pa.concat_tables(tables)
+        return sort_table(table, self.schema.keys) if self.want.ordered else table
+
+    def _from_parts(self, piece: Piece, columns: list[str], *, clean: bool) -> list[Source]:
+        wanted = []
+        for part, place, time in parts_of(piece.task):
+            inside = [both for i in piece.intervals if (both := i.intersect(place))]
+            if inside and not self.skips(part, clean=clean):
+                extra = [TIME] if part.time_max is not None and not clean else []
+                extra += [DIFF] if part.has_diff else []
+                wanted.append((part, inside, time, [*columns, *extra]))
+
+        def read(item: tuple[Part, list[Interval], int, list[str]]) -> Source:
+            part, inside, time, names = item
+            data = self._handle.store.reader.read(
+                part,
+                self.schema,
+                columns=names,
+                intervals=inside,
+                timeout=self._deadline.remaining(),
+            )
+            return Source(data, time, part.distinct)
+
+        if self._alone:
+            return self._handle.store.env.parallel(read, wanted)
+        return [read(item) for item in wanted]
+
+    def _from_inline(self, piece: Piece, columns: list[str]) -> Iterator[Source]:
+        for entry in piece.task.entries:
+            if not entry.batch.inline:
+                continue
+            data = self._handle.overlay.rows(entry, self.schema)
+            if not _covered(
+                Interval(entry.batch.lower, entry.batch.upper + b"\0"), piece.intervals
+            ):
+                data = clip(data, piece.intervals, self.codec)
+            if data.num_rows:
+                extra = [DIFF] if entry.batch.has_diff else []
+                yield Source(data.select([*columns, *extra]), entry.time, entry.batch.distinct)
+
+
+def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:
+    """The parts of a task, each with the keys that it is there for and the time of its rows."""
+    for reference in task.references:
+        yield reference.part, reference.place, reference.time
+    for entry in task.entries:
+        for part in entry.batch.parts:
+            yield part, part.span, entry.time
+
+
+def _has_diff(task: ReadTask) -> bool:
+    return any(r.part.has_diff for r in task.references) or any(
+        e.batch.has_diff for e in task.entries
+    )
+
+
+def _covered(place: Interval, intervals: Sequence[Interval]) -> bool:
+    """Whether one of the intervals has all of the place."""
+    return any(interval.intersect(place) == place for interval in intervals)
+
+
+def arrow_of(want: Want, version: TableVersion) -> pa.Schema:
+    """The schema of what a read gives; made once per process."""
+    key = (version.table, version.version, want.columns, want.raw)
+    found = _arrows.get(key)
+    if found is None:
+        schema = typed(version)[0]
+        stored = schema.stored(time=want.raw, diff=want.raw)
+        names = schema.arrow.names if want.columns is None else want.columns
+        names = [*names, TIME, DIFF] if want.raw else names
+        found = pa.schema([stored.field(name).remove_metadata() for name in names])
+        if len(_arrows) >= _TYPED_MAX:
+            _arrows.clear()
+        _arrows[key] = found
+    return found
+
+
+def _intervals(want: Want, schema: TableSchema, codec: KeyCodec) -> list[Interval] | None:
+    """The encoded keys that a read has to look at; None: all."""
+    asked = None
+    if want.ranges is not None:
+        asked = united(r.interval(codec) for r in want.ranges)
+    if want.condition is None:
+        return asked
+    ranges = key_ranges(want.condition.comparisons, schema)
+    if ranges is None:
+        return asked
+    implied = united(r.interval(codec) for r in ranges)
+    if asked is None:
+        return implied
+    return united(both for a in asked for i in implied if (both := a.intersect(i)))
+
+
+def united_tables(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """The tables one after another; an empty one of that schema if there are none."""
+    if len(tables) == 1:
+        return tables[0]
+    return pa.concat_tables(tables) if tables else schema.empty_table()

@@ -1,0 +1,102 @@
+"""How a database is doing: its tables' storage, and what its objects take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.env import Deadline
+from strandline.errors import UsageError
+from strandline.handle import Handle
+from strandline.ids import ObjectKey
+from strandline.state.replay import State
+from strandline.times import datetime_of
+from strandline.txn.view import View, views
+
+__all__ = ["STATUS", "USAGE", "status", "usage"]
+
+_MOMENT = pa.timestamp("us", "UTC")
+
+STATUS = pa.schema(
+    [
+        ("table", pa.string()),
+        ("kind", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("parts", pa.int64()),
+        ("leaves", pa.int64()),
+        ("level_zero", pa.int64()),
+        ("backlog", pa.int64()),
+        ("latest", _MOMENT),
+        ("since", _MOMENT),
+    ]
+)
+USAGE = pa.schema(
+    [
+        ("table", pa.string()),
+        ("kind", pa.string()),
+        ("objects", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+
+
+def status(handle: Handle, as_of: int | None, deadline: Deadline) -> pa.Table:
+    """One row per table, as `STATUS`."""
+    opened = views(handle.store, None, as_of, timeout=deadline.remaining())
+    return pa.Table.from_pylist([_status(view) for view in opened], schema=STATUS)
+
+
+def _status(view: View) -> dict[str, Any]:
+    row: dict[str, Any] = view.machine.run(_stored, state=view.data)
+    since = view.data.meta.since
+    inline = [entry.batch for entry in view.entries]
+    return {
+        **row,
+        "table": view.version.name,
+        "kind": view.version.kind,
+        "rows": row["rows"] + sum(batch.rows for batch in inline),
+        "bytes": row["bytes"] + sum(len(batch.inline) for batch in inline),
+        "backlog": len({entry.time for entry in view.entries}),
+        "latest": datetime_of(view.as_of) if view.as_of >= 0 else None,
+        "since": datetime_of(since) if since else None,
+    }
+
+
+def _stored(state: State) -> dict[str, int]:
+    parts = {}
+    level_zero = 0
+    for key, reference in state.references.range():
+        parts[reference.part.key] = reference.part
+        level_zero += key[0] == 0
+    return {
+        "rows": sum(part.rows for part in parts.values()),
+        "bytes": sum(part.size for part in parts.values()),
+        "parts": len(parts),
+        "leaves": state.leaves.count(),
+        "level_zero": level_zero,
+    }
+
+
+def usage(handle: Handle, deadline: Deadline) -> pa.Table:
+    """What the objects take by table and kind, as `USAGE`, largest first."""
+    store = handle.store
+    state = store.txns.refresh(timeout=deadline.remaining())
+    names = {version.table: version.name for version in store.txns.tables(state)}
+    objects: Counter[tuple[str | None, str]] = Counter()
+    sizes: Counter[tuple[str | None, str]] = Counter()
+    for info in store.location.blob.list("", timeout=deadline.remaining()):
+        try:
+            key = ObjectKey.parse(info.key)
+            group = (names.get(key.shard), str(key.kind))
+        except UsageError:
+            group = (None, "other")
+        objects[group] += 1
+        sizes[group] += info.size
+    rows = [
+        {"table": table, "kind": kind, "objects": objects[table, kind], "bytes": size}
+        for (table, kind), size in sizes.most_common()
+    ]
+    return pa.Table.from_pylist(rows, schema=USAGE)

@@ -1,0 +1,381 @@
+"""SQL over a whole database: DuckDB asks, our own readers answer.
+
+Each table named in a statement is given to DuckDB as a dataset of ours, which it asks for just the
+columns and rows that it needs. So page checksums are verified and commits that are not applied yet
+are seen, which DuckDB, left with the files, would do neither of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.changes import delete_rows, update_rows
+from strandline.conditions import ArrowCondition, SqlCondition
+from strandline.engine import Duck, Failures, instance, quoted, refused, usage_errors
+from strandline.env import Deadline
+from strandline.errors import UsageError
+from strandline.expressions import Assignments, Others, quote_columns, sql_types
+from strandline.handle import Handle
+from strandline.parts.schema import TableSchema
+from strandline.reading import Reading, Want, arrow_of, typed
+from strandline.state.commands import Write
+from strandline.state.model import Batch, TableVersion
+from strandline.statements import Delete, Insert, Update, names_in, parse_write
+from strandline.times import Commit
+from strandline.txn.view import View, views
+from strandline.writing import WriteOptions, build, commit_computed, commit_writes
+
+__all__ = ["Relation", "run_sql"]
+
+_BATCH_ROWS = 131_072
+
+
+class Relation:
+    """The result of a query: DuckDB's relation, with the connection that it needs kept open.
+
+    Everything that DuckDB's relation has: `fetchall()`, `fetchone()`, `df()`, `pl()`, `arrow()`,
+    `filter(…)`, `show()`, and so on. It may be read many times, from one thread at a time, and
+    gives the same rows each time.
+    """
+
+    def __init__(self, relation: Any, cursor: Duck, failures: Failures, what: str) -> None:
+        self._relation = relation
+        self._cursor = cursor
+        self._failures = failures
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._relation, name)
+        return self._guarded(found) if callable(found) else found
+
+    def __getitem__(self, name: str) -> Any:
+        return self._wrapped(self._relation[name])
+
+    def __len__(self) -> int:
+        return len(self._relation)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return iter(self.fetchall())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._relation.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return repr(self._relation)
+
+    def _guarded(self, method: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            # What takes another relation takes DuckDB's.
+            plain = [vars(a)["_relation"] if isinstance(a, Relation) else a for a in args]
+            with self._failures.told(self._what):
+                return self._wrapped(method(*plain, **options))
+
+        return call
+
+    def _wrapped(self, result: Any) -> Any:
+        if type(result) is type(self._relation):
+            return Relation(result, self._cursor, self._failures, self._what)
+        return result
+
+
+def run_sql(handle: Handle, text: Any, as_of: int | None, deadline: Deadline) -> Relation | Commit:
+    """Runs one statement as of a time (None: the latest)."""
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r} is no SQL: pass a string")
+    txns = handle.store.txns
+    state = txns.refresh(timeout=deadline.remaining())
+    versions = _named(txns.tables(state, as_of), text)
+    kind, text = _statement(text, versions)
+    if kind in {"SELECT", "EXPLAIN"}:
+        return _query(handle, text, versions, as_of, deadline)
+    if kind not in {"INSERT", "UPDATE", "DELETE"}:
+        raise UsageError(
+            f"db.sql runs SELECT, INSERT, UPDATE and DELETE, not {kind}; tables are made by "
+            "create_table, and data leaves by .arrow(), .df() and the like"
+        )
+    if as_of is not None:
+        raise UsageError(f"{kind} with an as_of: the past cannot change; leave as_of out")
+    return _Writing(handle, versions, deadline).run(parse_write(kind, text))
+
+
+def _named(versions: Sequence[TableVersion], text: str) -> list[TableVersion]:
+    """The tables that the text may name. A column of the same name opens one too many."""
+    names = names_in(text)
+    if names & {"show", "information_schema", "duckdb_tables", "duckdb_columns", "duckdb_views"}:
+        return list(versions)
+    return [version for version in versions if version.name.casefold() in names]
+
+
+def _statement(text: str, versions: Sequence[TableVersion]) -> tuple[str, str]:
+    """What kind the one statement in the text is, and the text, keywords quoted if need be."""
+    columns = [name for version in versions for name in typed(version)[0].arrow.names]
+    why: Exception | None = None
+    cursor = instance(ordered=True)
+    try:
+        for candidate in dict.fromkeys([text, quote_columns(text, columns)]):
+            try:
+                found = cursor.extract_statements(candidate)
+            except usage_errors() as error:
+                why = why or error
+                continue
+            if len(found) != 1:
+                raise UsageError(f"db.sql runs one statement, not {len(found)}; run them in turn")
+            return found[0].type.name, candidate
+    finally:
+        cursor.close()
+    raise refused(f"{text!r} is no SQL that DuckDB understands", why or ValueError("empty"))
+
+
+def _query(
+    handle: Handle,
+    text: str,
+    versions: Sequence[TableVersion],
+    as_of: int | None,
+    deadline: Deadline,
+) -> Relation:
+    opened = views(handle.store, [v.name for v in versions], as_of, timeout=deadline.remaining())
+    cursor = instance(ordered=False)
+    failures = Failures()
+    what = f"the query {_short(text)}"
+    try:
+        with failures.told(what):
+            register(cursor, handle, opened, failures)
+            return Relation(cursor.sql(text), cursor, failures, what)
+    except BaseException:
+        cursor.close()
+        raise
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= 80 else line[:79] + "…")
+
+
+# --- tables for DuckDB
+
+
+def register(cursor: Duck, handle: Handle, opened: Sequence[View], failures: Failures) -> None:
+    """Makes tables, each as of its view's time, known to a connection under their names."""
+    dataset = _dataset_class()
+    for view in opened:
+        cursor.register(view.version.name, dataset(handle, view, failures))
+
+
+@cache
+def _dataset_class() -> type:
+    """A class that DuckDB takes for an Arrow dataset; made when first needed.
+
+    Loading `pyarrow.dataset` takes 200 ms, which a process that runs no SQL can spare.
+    """
+    import pyarrow.dataset as ds
+
+    class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
+        """One table as of one time. DuckDB asks for columns and rows with `scanner`."""
+
+        def __init__(self, handle: Handle, view: View, failures: Failures) -> None:
+            self._handle = handle
+            self._view = view
+            self._failures = failures
+
+        @property
+        def schema(self) -> pa.Schema:
+            return arrow_of(Want(), self._view.version)
+
+        def scanner(
+            self,
+            columns: Sequence[str] | None = None,
+            filter: Any = None,  # noqa: A002  pyarrow's word
+            batch_size: int = _BATCH_ROWS,
+            **_: Any,
+        ) -> Any:
+            schema = typed(self._view.version)[0]
+            condition = None if filter is None else ArrowCondition(filter, schema.arrow)
+            chosen = None if columns is None else tuple(columns)
+            want = Want(chosen, None, condition, ordered=False)
+            deadline = self._handle.deadline(None)
+            reading = Reading(self._handle, self._view, want, deadline)
+            batches = self._failures.watched(_batches(reading, batch_size))
+            stream = pa.RecordBatchReader.from_batches(reading.arrow, batches)
+            return ds.Scanner.from_batches(stream)
+
+    return TableDataset
+
+
+def _batches(reading: Reading, rows: int) -> Iterator[pa.RecordBatch]:
+    for table in reading.tables():
+        yield from table.to_batches(max_chunksize=rows)
+
+
+# --- writes
+
+
+class _Writing:
+    """One INSERT, UPDATE or DELETE."""
+
+    def __init__(
+        self, handle: Handle, versions: Sequence[TableVersion], deadline: Deadline
+    ) -> None:
+        self._handle = handle
+        self._versions = {version.name.casefold(): version for version in versions}
+        self._deadline = deadline
+
+    def run(self, statement: Insert | Update | Delete) -> Commit:
+        """Commits it; it is evaluated again when what it read has changed."""
+        operation = type(statement).__name__.lower()
+        self._handle.store.check_writable()
+        options = WriteOptions(operation, None, {}, self._deadline)
+        version = self._target(statement.target)
+        if isinstance(statement, Insert):
+            return self._insert(version, statement, options)
+        texts = [statement.where or ""]
+        if isinstance(statement, Update):
+            texts += statement.values.values()
+        reads = self._reads(" ".join(texts))
+        selected = _SqlSelection(self, version, statement.alias, statement.where, reads)
+        if isinstance(statement, Delete):
+            return delete_rows(self._handle, version, selected, options, self._ids(reads, version))
+
+        def assigned(view: View) -> Assignments:
+            schema = typed(view.version)[0]
+            others = self.others(reads, view.as_of)
+            return Assignments(statement.values, schema, statement.alias, others)
+
+        ids = self._ids(reads, version)
+        return update_rows(self._handle, version, selected, assigned, options, ids)
+
+    def others(self, reads: Sequence[TableVersion], as_of: int) -> Others:
+        """What makes the tables that subqueries name known, as of a time."""
+        names = [version.name for version in reads]
+        opened = views(self._handle.store, names, as_of, timeout=self._deadline.remaining())
+
+        def known(cursor: Duck, failures: Failures) -> None:
+            register(cursor, self._handle, opened, failures)
+
+        return known
+
+    def _insert(self, version: TableVersion, statement: Insert, options: WriteOptions) -> Commit:
+        reads = self._reads(statement.query)
+        schema = typed(version)[0]
+
+        def compute(view: View) -> list[Batch]:
+            relation = self._rows(statement, schema, reads, view.as_of)
+            return [build(self._handle, view.version, relation, options)]
+
+        if reads:
+            ids = self._ids(reads, version)
+            return commit_computed(self._handle, version.table, options, compute, ids)
+        # Rows that were read from nowhere conflict with nobody.
+        relation = self._rows(statement, schema, [], None)
+        batch = build(self._handle, version, relation, options)
+        return commit_writes(self._handle, [(version, Write(version.table, batch))], options)
+
+    def _rows(
+        self,
+        statement: Insert,
+        schema: TableSchema,
+        reads: Sequence[TableVersion],
+        as_of: int | None,
+    ) -> pa.RecordBatchReader:
+        """The query's rows under the names, and in the types, of the table's columns."""
+        cursor = instance(ordered=False)
+        failures = Failures()
+        what = f"INSERT INTO {statement.target}"
+        try:
+            with failures.told(what):
+                types = sql_types(cursor, schema.arrow)
+                if as_of is not None:
+                    self.others(reads, as_of)(cursor, failures)
+                query = _insertion(cursor, statement, schema, types, what)
+                reader = cursor.sql(query).to_arrow_reader(_BATCH_ROWS)
+        except BaseException:
+            cursor.close()
+            raise
+        batches = _drained(reader, cursor, failures, what)
+        return pa.RecordBatchReader.from_batches(reader.schema, batches)
+
+    def _target(self, name: str) -> TableVersion:
+        version = self._versions.get(name.casefold())
+        if version is None:
+            txns = self._handle.store.txns
+            state = txns.refresh(timeout=self._deadline.remaining())
+            return txns.table(state, name)  # raises UnknownTable with the names that are near
+        return version
+
+    def _reads(self, text: str) -> list[TableVersion]:
+        names = names_in(text)
+        return [version for name, version in self._versions.items() if name in names]
+
+    @staticmethod
+    def _ids(reads: Sequence[TableVersion], target: TableVersion) -> list[str]:
+        return [version.table for version in reads if version.table != target.table]
+
+
+@dataclass(frozen=True, slots=True)
+class _SqlSelection:
+    """The rows for which the WHERE of a statement is true."""
+
+    writing: _Writing
+    version: TableVersion
+    alias: str
+    where: str | None
+    reads: Sequence[TableVersion]
+
+    def rows(
+        self, handle: Handle, view: View, columns: Sequence[str] | None, options: WriteOptions
+    ) -> Iterator[pa.Table]:
+        condition = None
+        if self.where is not None:
+            others = self.writing.others(self.reads, view.as_of)
+            arrow = typed(view.version)[0].arrow
+            condition = SqlCondition(self.where, arrow, self.alias, others)
+        want = Want(None if columns is None else tuple(columns), None, condition)
+        timeout = options.deadline.remaining()
+        yield from Reading(handle, view, want, options.deadline, timeout).tables()
+
+
+def _insertion(
+    cursor: Duck, statement: Insert, schema: TableSchema, types: Mapping[str, str], what: str
+) -> str:
+    """A query for the rows to insert, under the names and in the types of the table."""
+    answer = cursor.execute("SELECT json_serialize_sql(?)", [statement.query]).fetchall()
+    if json.loads(answer[0][0])["error"]:
+        raise UsageError(f"{what}: {_short(statement.query)} is no query")
+    given = cursor.sql(statement.query).columns
+    names = _places(statement, given, schema, what)
+    places = ", ".join(f"c{i}" for i in range(len(given)))
+    items = ", ".join(
+        f"CAST(c{i} AS {types[name]}) AS {quoted(name)}" for i, name in enumerate(names)
+    )
+    return f"SELECT {items} FROM ({statement.query}\n) AS given({places})"  # noqa: S608
+
+
+def _places(
+    statement: Insert, given: Sequence[str], schema: TableSchema, what: str
+) -> Sequence[str]:
+    """The table's columns that the query's columns go to."""
+    known = {name.casefold(): name for name in schema.arrow.names}
+    names = given if statement.by_name else statement.columns or schema.arrow.names
+    for name in names:
+        if name.casefold() not in known:
+            raise UsageError(f"{what}: there is no column {name!r}; there are {schema.arrow.names}")
+    if len(names) != len(given):
+        raise UsageError(
+            f"{what}: the query gives {len(given)} columns, and {len(names)} are to be written"
+        )
+    return [known[name.casefold()] for name in names]
+
+
+def _drained(
+    batches: pa.RecordBatchReader, cursor: Duck, failures: Failures, what: str
+) -> Iterator[pa.RecordBatch]:
+    try:
+        with failures.told(what):
+            yield from batches
+    finally:
+        cursor.close()

@@ -1,0 +1,202 @@
+"""INSERT, UPDATE and DELETE as text: what they are about, in pieces that are checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from strandline.engine import Token, tokens
+from strandline.errors import UsageError
+
+__all__ = ["Delete", "Insert", "Update", "names_in", "parse_write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """INSERT INTO target (columns) query."""
+
+    target: str
+    columns: tuple[str, ...] | None
+    """None: those of the table, in order."""
+    by_name: bool
+    """Whether the query's columns say by their names where they go."""
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """UPDATE target AS alias SET column = expression, … WHERE where."""
+
+    target: str
+    alias: str
+    values: dict[str, str]
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """DELETE FROM target AS alias WHERE where."""
+
+    target: str
+    alias: str
+    where: str | None
+
+
+def names_in(text: str) -> set[str]:
+    """Everything in a SQL text that may be the name of a table, in lower case."""
+    return {
+        _plain(token.word).casefold()
+        for token in tokens(text)
+        if token.kind in {"identifier", "keyword"}
+    }
+
+
+def parse_write(kind: str, text: str) -> Insert | Update | Delete:
+    """The statement in its pieces; `UsageError` for clauses that are not supported."""
+    words = _Words([t for t in tokens(text) if t.kind not in {"comment", "space"}])
+    if kind == "INSERT":
+        return _insert(words)
+    return _update(words) if kind == "UPDATE" else _delete(words)
+
+
+class _Words:
+    """The words of a statement, taken from the front."""
+
+    def __init__(self, words: Sequence[Token]) -> None:
+        self._words = words
+        self._at = 0
+
+    def peek(self, ahead: int = 0) -> str:
+        """A word that lies ahead, in capitals; empty past the end."""
+        at = self._at + ahead
+        return self._words[at].word.upper() if at < len(self._words) else ""
+
+    def take(self, *expected: str) -> bool:
+        """Takes the words if they are next."""
+        if any(self.peek(i) != word for i, word in enumerate(expected)):
+            return False
+        self._at += len(expected)
+        return True
+
+    def name(self, what: str) -> str:
+        """Takes a name; `UsageError` where there is none, or a dotted one."""
+        if self._at >= len(self._words):
+            raise UsageError(f"the statement ends where {what} should be")
+        token = self._words[self._at]
+        if token.kind not in {"identifier", "keyword"}:
+            raise UsageError(f"{token.word!r} stands where {what} should be")
+        self._at += 1
+        if self.peek() == ".":
+            raise UsageError(f"name {what} without a schema before it: tables are in no schema")
+        return _plain(token.word)
+
+    def until(self, *ends: tuple[str, ...]) -> str:
+        """Takes the text up to one of the sequences of words, outside of all parentheses."""
+        start, depth = self._at, 0
+        while self._at < len(self._words):
+            if depth == 0 and any(self._stands(end) for end in ends):
+                break
+            word = self.peek()
+            depth += (word in {"(", "[", "{"}) - (word in {")", "]", "}"})
+            self._at += 1
+        return self._text(start, self._at)
+
+    def _stands(self, end: tuple[str, ...]) -> bool:
+        # "a IS DISTINCT FROM b" is no clause.
+        if end == ("FROM",) and self.peek(-1) == "DISTINCT":
+            return False
+        return all(self.peek(i) == word for i, word in enumerate(end))
+
+    def rest(self) -> str:
+        """Takes all that is left."""
+        return self.until()
+
+    def _text(self, start: int, end: int) -> str:
+        return "".join(token.word + (token.gap or " ") for token in self._words[start:end]).strip()
+
+
+def _insert(words: _Words) -> Insert:
+    before = words.until(("INSERT",))
+    words.take("INSERT")
+    if not words.take("INTO"):
+        raise UsageError("INSERT OR … is not supported; a keyed table replaces by itself")
+    target = words.name("the table")
+    if words.take("AS"):
+        words.name("the alias")
+    columns = None
+    opens = words.peek() == "(" and words.peek(1) not in {"SELECT", "WITH", "FROM", "VALUES", "("}
+    if opens:
+        words.take("(")
+        columns = tuple(_names(words))
+    by_name = words.take("BY", "NAME")
+    words.take("BY", "POSITION")
+    if words.peek() == "DEFAULT":
+        raise UsageError("INSERT … DEFAULT VALUES is not supported: columns have no defaults")
+    query = words.until(("RETURNING",), ("ON", "CONFLICT"))
+    if words.peek():
+        raise UsageError(f"INSERT … {words.rest()}: this clause is not supported; leave it out")
+    return Insert(target, columns, by_name, f"{before} {query}".strip().rstrip(";"))
+
+
+def _names(words: _Words) -> Iterator[str]:
+    while True:
+        yield words.name("a column")
+        if words.take(")"):
+            return
+        if not words.take(","):
+            raise UsageError(f"{words.peek()!r} stands where a comma should be")
+
+
+def _update(words: _Words) -> Update:
+    if words.peek() == "WITH":
+        raise UsageError("WITH before UPDATE is not supported; use a subquery in its place")
+    words.take("UPDATE")
+    target, alias = _target(words, "SET")
+    if not words.take("SET"):
+        raise UsageError(f"{words.peek()!r} stands where SET should be")
+    values: dict[str, str] = {}
+    while True:
+        column = words.name("a column")
+        if not words.take("="):
+            raise UsageError(f"SET {column}: write column = expression, one by one")
+        if column in values:
+            raise UsageError(f"UPDATE sets the column {column!r} twice")
+        values[column] = words.until((",",), ("WHERE",), ("FROM",), ("RETURNING",), (";",))
+        if not words.take(","):
+            break
+    return Update(target, alias, values, _where(words, "UPDATE"))
+
+
+def _delete(words: _Words) -> Delete:
+    if words.peek() == "WITH":
+        raise UsageError("WITH before DELETE is not supported; use a subquery in its place")
+    if not words.take("DELETE", "FROM"):
+        raise UsageError("write DELETE FROM the table")
+    target, alias = _target(words, "WHERE")
+    return Delete(target, alias, _where(words, "DELETE"))
+
+
+def _target(words: _Words, following: str) -> tuple[str, str]:
+    target = words.name("the table")
+    if words.take("AS") or words.peek() not in {following, "USING", "RETURNING", ";", ""}:
+        return target, words.name("the alias")
+    return target, target
+
+
+def _where(words: _Words, kind: str) -> str | None:
+    where = None
+    if words.take("WHERE"):
+        where = words.until(("RETURNING",), (";",))
+    words.take(";")
+    if words.peek():
+        raise UsageError(
+            f"{kind} … {words.rest()}: this clause is not supported; use a subquery in WHERE or SET"
+        )
+    return where
+
+
+def _plain(word: str) -> str:
+    """A name without its quotes."""
+    if len(word) >= 2 and word[0] == word[-1] == '"':
+        return word[1:-1].replace('""', '"')
+    return word

@@ -1,0 +1,447 @@
+"""A table as its users hold it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.changes import Selection, delete_keys, delete_rows, overwrite, update_rows
+from strandline.env import Deadline, retry_delays
+from strandline.errors import TransactionConflict, UsageError
+from strandline.expressions import Assignments
+from strandline.handle import Handle
+from strandline.history import history
+from strandline.parts.keys import KeyRange
+from strandline.query import Scan, columns_of, want_of
+from strandline.reading import Reading, Want, typed
+from strandline.state.commands import TableChange, Write
+from strandline.state.model import TableVersion
+from strandline.times import Commit, datetime_of, parse_as_of
+from strandline.txn.properties import PROPERTIES, check_properties, property_of
+from strandline.txn.view import View, view_of
+from strandline.writing import WriteOptions, build, commit_writes, first_commit
+
+__all__ = ["Table"]
+
+
+class Table:
+    """One table, now or (where `as_of` made it) as of one time. Thread-safe.
+
+    It stays with its table: after a rename it goes on; once the table was dropped, every call
+    raises `UnknownTable`, also when another table has taken its name.
+
+    Writes take `token=(scope, number)` for exactly-once over retries and restarts: the numbers of
+    a scope grow, and a write whose token was committed before returns that commit and looks at
+    nothing else. `metadata=` (strings to strings) shows in `history`. `timeout=` is in seconds.
+    They raise `UsageError` or `SchemaMismatch` with nothing written, `Fenced`, and
+    `LocationError`, which says whether the write may have happened.
+    """
+
+    def __init__(self, handle: Handle, version: TableVersion, as_of: int | None = None) -> None:
+        self._handle = handle
+        self._version = version
+        self._as_of = as_of
+
+    # --- what it is
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._fresh().name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return pa.schema([field.remove_metadata() for field in typed(self._version)[0].arrow])
+
+    @property
+    def row_keys(self) -> tuple[str, ...]:
+        """The columns that the table is partitioned and sorted by."""
+        return self._version.row_keys
+
+    @property
+    def sort_keys(self) -> tuple[str, ...]:
+        """The columns that rows with equal row keys are sorted by."""
+        return self._version.sort_keys
+
+    @property
+    def kind(self) -> str:
+        """`rows`: a multiset of rows. `keyed`: one row per full key, the latest written."""
+        return self._version.kind
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties of the table; `Database.create_table` says what they are."""
+        version = self._fresh()
+        return {name: property_of(version, name) for name in PROPERTIES}
+
+    def set(self, *, timeout: float | None = None, **properties: Any) -> Commit:
+        """Changes properties, those named and no others."""
+        options = self._options("set", None, None, timeout)
+        checked = dict(check_properties(properties))
+        store = self._handle.store
+        pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
+        while True:
+            version = self._fresh(options.deadline)
+            merged = tuple(sorted({**dict(version.properties), **checked}.items()))
+            change = TableChange(replace(version, properties=merged), version.version)
+            try:
+                return commit_writes(self._handle, [], options, [change])
+            except TransactionConflict:
+                options.deadline.check(
+                    f"setting properties of {version.name!r}", may_have_happened=False
+                )
+                store.env.sleep(next(pauses))
+
+    def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
+        """The commits that touched the table, newest first, at most `limit`.
+
+        Columns: commit, time, operation, tables, rows (written to this table), metadata, session.
+        """
+        return history(
+            self._handle.store,
+            table=self._version.table,
+            as_of=self._as_of,
+            limit=limit,
+            deadline=self._handle.deadline(timeout),
+        )
+
+    def as_of(self, moment: Any) -> Table:
+        """The table as of a moment; it can be read and not written.
+
+        `moment` is an aware datetime, an ISO string with a zone, `Micros` or a `Commit`. Raises
+        `UnknownTable` if the table was not there then.
+        """
+        return self._at(parse_as_of(moment))
+
+    # --- reading
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        *,
+        key_range: Any = None,
+        key_ranges: Any = None,
+        limit: int | None = None,
+        as_of: Any = None,
+        raw: bool = False,
+        timeout: float | None = None,
+    ) -> Scan:
+        """What to read, as a `Scan`; nothing is read before that is asked for rows.
+
+        `where` is a SQL expression over one row or a `pyarrow.compute.Expression`. `key_range` is
+        `(lower, upper)`, half-open, each a key, a tuple, a prefix, or None for an open end;
+        `key_ranges` is a list of such pairs, which may overlap. `raw=True` gives the stored
+        updates up to `as_of`, with `__time` and `__diff`. Raises `UsageError` for unknown columns,
+        statements in `where`, and keys of the wrong type.
+        """
+        given: Any = limit
+        whole = isinstance(given, int) and not isinstance(given, bool) and given >= 0
+        if limit is not None and not whole:
+            raise UsageError(f"limit={limit!r}: pass a whole number of rows, 0 or more")
+        if as_of is not None:
+            return self.as_of(as_of).scan(
+                columns,
+                where,
+                key_range=key_range,
+                key_ranges=key_ranges,
+                limit=limit,
+                raw=raw,
+                timeout=timeout,
+            )
+        want = want_of(
+            self._version,
+            columns=columns,
+            where=where,
+            key_range=key_range,
+            key_ranges=key_ranges,
+            raw=raw,
+        )
+        return Scan(self._handle, self._view, self._version, want, limit=limit, timeout=timeout)
+
+    def get(
+        self,
+        *key: Any,
+        columns: Sequence[str] | None = None,
+        as_of: Any = None,
+        timeout: float | None = None,
+    ) -> pa.Table:
+        """All rows whose keys begin with `key`, sorted; an empty table if there are none.
+
+        `key` is a value of the first key, or of several: `get(7)`, `get(7, noon)` or as a tuple.
+        """
+        if as_of is not None:
+            return self.as_of(as_of).get(*key, columns=columns, timeout=timeout)
+        return self._rows([self._prefix(key)], columns, timeout)
+
+    def get_one(
+        self, *key: Any, as_of: Any = None, timeout: float | None = None
+    ) -> dict[str, Any] | None:
+        """The row of one full key of a `keyed` table as a dict, or None."""
+        if as_of is not None:
+            return self.as_of(as_of).get_one(*key, timeout=timeout)
+        if self.kind != "keyed":
+            raise UsageError(
+                f"table {self._version.name!r} is of kind {self.kind!r}, where a key may have any "
+                "number of rows: use get"
+            )
+        prefix = self._prefix(key)
+        keys = self.row_keys + self.sort_keys
+        if len(prefix) != len(keys):
+            raise UsageError(f"get_one takes a value for every key, {keys}; use get for a prefix")
+        rows = self._rows([prefix], None, timeout).to_pylist()
+        return rows[0] if rows else None
+
+    def get_many(
+        self,
+        keys: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        as_of: Any = None,
+        timeout: float | None = None,
+    ) -> pa.Table:
+        """All rows whose keys begin with any of `keys`, sorted, each once."""
+        if as_of is not None:
+            return self.as_of(as_of).get_many(keys, columns=columns, timeout=timeout)
+        codec = typed(self._version)[1]
+        prefixes = [codec.normalize(key) for key in _listed(keys)]
+        if any(not prefix for prefix in prefixes):
+            raise UsageError("an empty key would be all rows: use scan")
+        return self._rows(prefixes, columns, timeout)
+
+    def head(self, rows: int = 10, *, timeout: float | None = None) -> pa.Table:
+        """The first rows by key."""
+        return self.scan(limit=rows, timeout=timeout).to_arrow()
+
+    def __len__(self) -> int:
+        return self.scan().count()
+
+    def __bool__(self) -> bool:
+        # Else `if table:` would count rows, and an empty table be taken for none.
+        return True
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.scan().to_reader().__arrow_c_stream__(requested_schema)
+
+    # --- writing
+
+    def append(
+        self,
+        data: Any,
+        *,
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Commit:
+        """Adds rows in one commit; in a `keyed` table they replace the rows of their keys.
+
+        `data` is anything that speaks Arrow (tables, batches, readers of any length, datasets),
+        pandas, Polars, a DuckDB relation, a dict of columns, a list of dicts, or an iterable of
+        Arrow batches. Columns are found by name; those that are missing become null.
+        """
+        return self._append("append", data, token, metadata, timeout)
+
+    def upsert(
+        self,
+        data: Any,
+        *,
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Commit:
+        """Writes rows of a `keyed` table: each replaces the row of its full key, or is new."""
+        if self.kind != "keyed":
+            raise UsageError(
+                f"table {self._version.name!r} is of kind {self.kind!r}, whose rows have no key of "
+                "their own: use append, or create the table with kind='keyed'"
+            )
+        return self._append("upsert", data, token, metadata, timeout)
+
+    def delete(
+        self,
+        where: Any = None,
+        *,
+        keys: Any = None,
+        key_range: Any = None,
+        all: bool = False,  # noqa: A002  the word of the interface
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Commit:
+        """Deletes the rows for which `where` is true, or with one of `keys`, or in `key_range`.
+
+        `keys` are full keys or prefixes; a `keyed` table deletes full keys without reading.
+        `where` and `key_range` may be given together. Everything goes only with `all=True`.
+        """
+        options = self._options("delete", token, metadata, timeout)
+        given = [where is not None or key_range is not None, keys is not None, all is True]
+        if sum(given) != 1:
+            raise UsageError(
+                "delete takes where= and/or key_range=, or keys=, or all=True for every row"
+            )
+        before = first_commit(self._handle, options)
+        if before is not None:
+            return before
+        if keys is not None:
+            schema, codec = typed(self._version)
+            prefixes = [codec.normalize(key) for key in _listed(keys)]
+            if any(not prefix for prefix in prefixes):
+                raise UsageError("an empty key would be all rows: pass all=True for that")
+            full = _all_full(prefixes, len(schema.keys))
+            if self.kind == "keyed" and full:
+                return delete_keys(self._handle, self._fresh(options.deadline), prefixes, options)
+            want = Want(ranges=tuple(KeyRange(p, p, closed=True) for p in prefixes))
+        else:
+            want = self._want(where, key_range)
+        return delete_rows(self._handle, self._version, Selection(want), options)
+
+    def update(
+        self,
+        values: dict[str, Any],
+        where: Any = None,
+        *,
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Commit:
+        """Sets columns to SQL expressions over the row, in all rows for which `where` is true.
+
+        `update({"value": "value * 2"}, where="sensor = 7")`. All expressions see the row as it
+        was. The keys of a `keyed` table cannot be set.
+        """
+        options = self._options("update", token, metadata, timeout)
+        before = first_commit(self._handle, options)
+        if before is not None:
+            return before
+        want = self._want(where, None)
+        assignments = Assignments(values, typed(self._version)[0], self._version.name)
+        return update_rows(
+            self._handle, self._version, Selection(want), lambda _: assignments, options
+        )
+
+    def overwrite(
+        self,
+        data: Any,
+        where: Any = None,
+        *,
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Commit:
+        """Replaces all rows, or those for which `where` is true, by `data` in one commit."""
+        options = self._options("overwrite", token, metadata, timeout)
+        before = first_commit(self._handle, options)
+        if before is not None:
+            return before
+        want = self._want(where, None)
+        return overwrite(self._handle, self._version, Selection(want), data, options)
+
+    # --- how it looks
+
+    def __repr__(self) -> str:
+        keys = ", ".join([*self.row_keys, *(f"{key} (sort)" for key in self.sort_keys)])
+        when = "" if self._as_of is None else f" as of {datetime_of(self._as_of).isoformat()}"
+        columns = "".join(f"\n  {field.name}: {field.type}" for field in self.schema)
+        return f"<strandline.Table {self._version.name!r}{when}, {self.kind}, by {keys}>{columns}"
+
+    def _repr_html_(self) -> str:
+        head = self.head(10)
+        first, *_ = repr(self).splitlines()
+        names = "".join(f"<th>{html.escape(name)}</th>" for name in head.column_names)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>"
+            for row in head.to_pylist()
+        )
+        return (
+            f"<p>{html.escape(first)}</p><table><thead><tr>{names}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
+
+    def __reduce__(self) -> tuple[type[Table], tuple[Handle, TableVersion, int | None]]:
+        return Table, (self._handle, self._version, self._as_of)
+
+    # --- inside
+
+    def _at(self, as_of: int) -> Table:
+        deadline = self._handle.deadline(None)
+        txns = self._handle.store.txns
+        state = txns.refresh(timeout=deadline.remaining())
+        version = txns.table_by_id(state, self._version.table, as_of)
+        return Table(self._handle, version, as_of)
+
+    def _fresh(self, deadline: Deadline | None = None) -> TableVersion:
+        """The table as it is called and set now; UnknownTable once it was dropped."""
+        txns = self._handle.store.txns
+        limit = (deadline or self._handle.deadline(None)).remaining()
+        state = txns.refresh(timeout=limit)
+        return txns.table_by_id(state, self._version.table, self._as_of)
+
+    def _view(self, deadline: Deadline) -> View:
+        store = self._handle.store
+        return view_of(store, self._version.table, self._as_of, timeout=deadline.remaining())
+
+    def _options(
+        self, operation: str, token: Any, metadata: Any, timeout: float | None
+    ) -> WriteOptions:
+        if self._as_of is not None:
+            raise UsageError(
+                f"this is table {self._version.name!r} as of an earlier time, which cannot change; "
+                "write to the table itself"
+            )
+        return WriteOptions.of(self._handle, operation, token, metadata, timeout)
+
+    def _append(
+        self, operation: str, data: Any, token: Any, metadata: Any, timeout: float | None
+    ) -> Commit:
+        options = self._options(operation, token, metadata, timeout)
+        before = first_commit(self._handle, options)
+        if before is not None:
+            return before
+        batch = build(self._handle, self._version, data, options)
+        write = Write(self._version.table, batch)
+        return commit_writes(self._handle, [(self._version, write)], options)
+
+    def _want(self, where: Any, key_range: Any) -> Want:
+        return want_of(
+            self._version,
+            columns=None,
+            where=where,
+            key_range=key_range,
+            key_ranges=None,
+            raw=False,
+        )
+
+    def _prefix(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = key[0] if len(key) == 1 and isinstance(key[0], tuple | list) else key
+        if not given:
+            raise UsageError(f"pass a value of the first key, {self.row_keys[0]!r}")
+        return typed(self._version)[1].normalize(tuple(given))
+
+    def _rows(
+        self,
+        prefixes: list[tuple[Any, ...]],
+        columns: Sequence[str] | None,
+        timeout: float | None,
+    ) -> pa.Table:
+        deadline = self._handle.deadline(timeout)
+        chosen = None if columns is None else columns_of(self._version, columns)
+        want = Want(chosen, tuple([KeyRange(p, p, closed=True) for p in prefixes]))
+        return Reading(self._handle, self._view(deadline), want, deadline).table()
+
+
+def _listed(keys: Any) -> list[Any]:
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        return keys.to_pylist()  # type: ignore[no-any-return]
+    if isinstance(keys, str | bytes | dict) or not hasattr(keys, "__iter__"):
+        raise UsageError(f"keys={keys!r}: pass a list of keys")
+    return list(keys)
+
+
+def _all_full(prefixes: Sequence[tuple[Any, ...]], count: int) -> bool:
+    """Whether each of the keys has all its values."""
+    return all(len(prefix) == count for prefix in prefixes)

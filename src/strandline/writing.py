@@ -1,0 +1,213 @@
+"""Writes: from a user's data to one commit, once, however often it has to be tried.
+
+A blind write (append, upsert, delete of full keys) is a batch and a commit; it never conflicts. A
+write that was computed from a read (delete and update by condition, overwrite) is committed on the
+condition that nobody wrote to the table since that read, and computed again when somebody did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.env import Deadline, retry_delays
+from strandline.errors import TransactionConflict, UsageError
+from strandline.handle import Handle
+from strandline.history import commit_at
+from strandline.parts.batch import build_batch
+from strandline.reading import typed
+from strandline.state.commands import TableChange, Write
+from strandline.state.model import Batch, TableVersion
+from strandline.times import Commit
+from strandline.txn.view import View, view_of
+
+__all__ = [
+    "Token",
+    "WriteOptions",
+    "build",
+    "commit_computed",
+    "commit_writes",
+    "first_commit",
+    "unchanged",
+]
+
+Token = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What every write takes besides its data, checked."""
+
+    operation: str
+    token: Token | None
+    metadata: Mapping[str, str]
+    deadline: Deadline
+
+    @classmethod
+    def of(
+        cls,
+        handle: Handle,
+        operation: str,
+        token: Any,
+        metadata: Any,
+        timeout: float | None,
+    ) -> WriteOptions:
+        """The options in a user's arguments; `UsageError` says what is wrong with them."""
+        handle.store.check_writable()
+        return cls(operation, _token(token), _metadata(metadata), handle.deadline(timeout))
+
+
+def _token(token: Any) -> Token | None:
+    if token is None:
+        return None
+    good = (
+        isinstance(token, tuple | list)
+        and len(token) == 2
+        and isinstance(token[0], str)
+        and token[0]
+        and isinstance(token[1], int)
+        and not isinstance(token[1], bool)
+        and 0 <= token[1] < 1 << 63
+    )
+    if not good:
+        raise UsageError(
+            f"token={token!r}: pass (scope, number), a string and a growing whole number"
+        )
+    return token[0], token[1]
+
+
+def _metadata(metadata: Any) -> Mapping[str, str]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()
+    ):
+        raise UsageError(f"metadata={metadata!r}: pass a dict of strings to strings")
+    return metadata
+
+
+def first_commit(handle: Handle, options: WriteOptions) -> Commit | None:
+    """The commit that the token stands for already, None if it is new.
+
+    Asked before anything is evaluated: data may be a stream that can be read once, and a
+    condition may by now match other rows.
+    """
+    if options.token is None:
+        return None
+    scope, number = options.token
+    txns = handle.store.txns
+    state = txns.refresh(timeout=options.deadline.remaining())
+    window = txns.machine.run(lambda s: s.tokens.get((scope,)), state=state)
+    if window is None:
+        return None
+    time = dict(window.results).get(number)
+    return None if time is None else commit_at(handle.store, time, options.deadline)
+
+
+def build(
+    handle: Handle, version: TableVersion, data: Any, options: WriteOptions, *, diff: bool = False
+) -> Batch:
+    """A batch of the data, parts written where they have to be; nothing is committed yet.
+
+    `diff`: the data has a `__diff` column.
+    """
+    store = handle.store
+    token = "" if options.token is None else f"{options.token[0]}:{options.token[1]}"
+    return build_batch(
+        data,
+        typed(version)[0],
+        blob=store.location.blob,
+        new_key=lambda: store.new_part_key(version.table),
+        identity=store.identity(version, token),
+        settings=store.settings,
+        env=store.env,
+        timeout=options.deadline.remaining(),
+        diff=diff,
+    )
+
+
+def commit_writes(
+    handle: Handle,
+    writes: Sequence[tuple[TableVersion, Write]],
+    options: WriteOptions,
+    changes: Sequence[TableChange] = (),
+) -> Commit:
+    """One commit of all of it. Durable and visible when this returns."""
+    store = handle.store
+    real = [(version, write) for version, write in writes if _matters(write)]
+    if not real and not changes and options.token is None:
+        return _nothing(handle, writes, options)
+    for _, write in real:
+        store.background.before_write(write.table, timeout=options.deadline.remaining())
+    result = store.txns.commit(
+        writes=[write for _, write in real],
+        changes=changes,
+        token=options.token,
+        operation=options.operation,
+        metadata=options.metadata,
+        timeout=options.deadline.remaining(),
+    )
+    if result.repeated:
+        return commit_at(store, result.time, options.deadline)
+    store.background.after_commit(
+        [(w.table, len(w.batch.inline), bool(w.batch.parts)) for _, w in real],
+        timeout=options.deadline.remaining(),
+    )
+    rows = sum(write.batch.rows for _, write in real)
+    names = dict.fromkeys(version.name for version, write in real if write.batch.rows)
+    return Commit(result.time, rows, tuple(names))
+
+
+def unchanged(table: str, as_of: int) -> Write:
+    """No rows, and the condition that nobody wrote to the table after `as_of`."""
+    return Write(table, Batch(), unchanged_since=as_of + 1)
+
+
+def _nothing(
+    handle: Handle, writes: Sequence[tuple[TableVersion, Write]], options: WriteOptions
+) -> Commit:
+    """The commit of no rows: none is written, it is the latest that there is."""
+    txns = handle.store.txns
+    state = txns.refresh(timeout=options.deadline.remaining())
+    for version, _ in writes:
+        txns.table_by_id(state, version.table)  # a table that was dropped takes not even nothing
+    return Commit(txns.latest(state), 0, ())
+
+
+def _matters(write: Write) -> bool:
+    return write.batch.rows > 0 or write.unchanged_since is not None
+
+
+def commit_computed(
+    handle: Handle,
+    table: str,
+    options: WriteOptions,
+    compute: Callable[[View], Sequence[Batch]],
+    reads: Sequence[str] = (),
+) -> Commit:
+    """Commits what `compute` makes of the table, if the table is still what it was computed from.
+
+    `reads` are ids of other tables that have to be, too.
+
+    Else it is computed again, until the deadline. Where nothing is to be changed and there is no
+    token to remember, nothing is written, and the commit is that of the read.
+    """
+    store = handle.store
+    pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
+    while True:
+        view = view_of(store, table, None, timeout=options.deadline.remaining())
+        batches = [batch for batch in compute(view) if batch.rows]
+        if not batches and options.token is None:
+            return Commit(view.as_of, 0, ())
+        writes = [
+            (view.version, Write(table, batch, unchanged_since=view.as_of + 1)) for batch in batches
+        ]
+        try:
+            return commit_writes(handle, writes, options)
+        except TransactionConflict:
+            options.deadline.check(
+                f"{options.operation} on table {view.version.name!r}, which others keep changing,",
+                may_have_happened=False,
+            )
+            store.env.sleep(min(next(pauses), options.deadline.remaining()))

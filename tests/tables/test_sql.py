@@ -1,0 +1,218 @@
+"""SQL sees every table at one moment, writes in one transaction, and reaches nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from strandline.database import Database
+from strandline.errors import UnknownTable, UsageError
+from strandline.table import Table
+from strandline.times import Commit
+from tests.tables.helpers import apply, rows
+
+Settle = Callable[[Table], None]
+
+T = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("v", pa.float64())])
+U = pa.schema([("k", pa.int64()), ("name", pa.string())])
+
+
+@pytest.fixture
+def two(db: Database, settle: Settle) -> Database:
+    """Two tables that can be joined."""
+    t = db.create_table("t", T, row_keys="k")
+    u = db.create_table("u", U, row_keys="k", kind="keyed")
+    t.append({"k": [1, 2], "at": [None, None], "v": [1.5, 2.5]})
+    settle(t)
+    t.append({"k": [2, 3], "at": [None, None], "v": [3.5, None]})
+    u.append({"k": [1, 2], "name": ["one", "old"]})
+    settle(u)
+    u.append({"k": [2], "name": ["two"]})
+    settle(t)
+    return db
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT count(*) FROM t", [(4,)]),
+        ("SELECT sum(v) FROM t", [(7.5,)]),
+        ("SELECT k, count(*) FROM t GROUP BY k ORDER BY k", [(1, 1), (2, 2), (3, 1)]),
+        (
+            "SELECT name, sum(v) FROM t JOIN u USING (k) GROUP BY 1 ORDER BY 1",
+            [("one", 1.5), ("two", 6.0)],
+        ),
+        (
+            "WITH c AS (FROM u) SELECT name FROM c WHERE k IN (SELECT k FROM t WHERE v > 3)",
+            [("two",)],
+        ),
+        ("SELECT v FROM T WHERE K = 2 AND v > 3", [(3.5,)]),
+        ("SELECT k FROM t WHERE v IS NULL", [(3,)]),
+        ("SELECT k FROM t WHERE v IN (1.5, 2.5) ORDER BY k", [(1,), (2,)]),
+        ("FROM u ORDER BY k LIMIT 1", [(1, "one")]),
+        ("SELECT count(*) FROM t WHERE at IS NULL", [(4,)]),
+        ("SELECT max(at) FROM t", [(None,)]),
+        ("SELECT 1 + 1", [(2,)]),
+        ("SELECT name FROM u WHERE name LIKE 't%'", [("two",)]),
+        ("SELECT a.k FROM u a, u b WHERE a.k = b.k ORDER BY 1;", [(1,), (2,)]),
+    ],
+)
+def test_queries_see_what_is_committed(two: Database, query: str, expected: list[Any]) -> None:
+    assert two.sql(query).fetchall() == expected
+
+
+def test_a_result_stays_usable_and_comes_in_every_form(two: Database) -> None:
+    relation = two.sql("SELECT k, name FROM u ORDER BY k")
+    expected = {"k": [1, 2], "name": ["one", "two"]}
+    two["u"].delete(all=True)
+    for _ in range(2):
+        assert relation.fetchall() == [(1, "one"), (2, "two")]
+        assert relation.to_arrow_table().to_pydict() == expected
+        assert relation.df().to_dict("list") == expected
+        assert relation.pl().to_dict(as_series=False) == expected
+        assert pa.table(relation).to_pydict() == expected
+    assert relation.filter("k = 2").fetchall() == [(2, "two")]
+    assert relation.columns == ["k", "name"]
+    assert list(relation) == [(1, "one"), (2, "two")]
+    assert two.sql("SELECT * FROM u").fetchall() == []
+
+
+def test_all_tables_are_read_at_one_moment(two: Database) -> None:
+    before = two["t"].append({"k": [9], "v": [9.0]})
+    two["u"].append({"k": [9], "name": ["nine"]})
+    query = "SELECT count(*) FROM t JOIN u USING (k) WHERE k = 9"
+    assert two.sql(query).fetchall() == [(1,)]
+    assert two.sql(query, as_of=before).fetchall() == [(0,)]
+    assert two.as_of(before).sql("SELECT count(*) FROM t WHERE k = 9").fetchall() == [(1,)]
+
+
+def test_insert_gives_a_commit_and_casts_like_sql(two: Database) -> None:
+    commit = two.sql("INSERT INTO t VALUES (5, '2026-11-20 10:00:00+00', 7), (6, NULL, '8.5')")
+    assert isinstance(commit, Commit)
+    assert (commit.rows, commit.tables) == (2, ("t",))
+    assert two["t"].get(5)["v"].to_pylist() == [7.0]
+    assert two.history(1)["operation"].to_pylist() == ["insert"]
+    two.sql("INSERT INTO t (v, k) SELECT k * 2, k + 100 FROM t WHERE k = 1")
+    assert two["t"].get(101)["v"].to_pylist() == [2.0]
+    two.sql("INSERT INTO t BY NAME SELECT 1.0 AS v, 200 AS k")
+    assert two["t"].get(200)["v"].to_pylist() == [1.0]
+    two.sql("WITH big AS (SELECT max(k) AS k FROM t) INSERT INTO u SELECT k, 'big' FROM big")
+    assert two["u"].get_one(200) == {"k": 200, "name": "big"}
+
+
+def test_update_and_delete_run_as_one_transaction(two: Database, settle: Settle) -> None:
+    commit = two.sql("UPDATE t SET v = v * 2, at = TIMESTAMPTZ '2026-11-20 10:00:00Z' WHERE k = 2")
+    assert isinstance(commit, Commit)
+    settle(two["t"])
+    assert two.sql("SELECT v FROM t WHERE k = 2 ORDER BY v").fetchall() == [(5.0,), (7.0,)]
+    two.sql("UPDATE u AS x SET name = upper(x.name) WHERE x.k IN (SELECT k FROM t WHERE v > 4)")
+    assert two["u"].scan(["name"]).to_arrow()["name"].to_pylist() == ["one", "TWO"]
+    two.sql("UPDATE u SET name = (SELECT CAST(max(v) AS VARCHAR) FROM t WHERE t.k = u.k)")
+    assert two["u"].scan(["name"]).to_arrow()["name"].to_pylist() == ["1.5", "7.0"]
+    two.sql("DELETE FROM t WHERE k IN (SELECT k FROM u WHERE name = '7.0') OR v IS NULL;")
+    assert rows(two["t"].scan(["k"]).to_arrow()) == [(1,)]
+    two.sql("DELETE FROM u")
+    assert len(two["u"]) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ";",
+        "nonsense",
+        "SELECT 1; SELECT 2",
+        "SELECT nothing FROM t",
+        "SELECT * FROM nothing",
+        "CREATE TABLE x AS SELECT 1",
+        "CREATE VIEW x AS SELECT 1",
+        "DROP TABLE t",
+        "ALTER TABLE t ADD COLUMN x INTEGER",
+        "COPY t TO '{path}'",
+        "ATTACH '{path}'",
+        "PRAGMA database_list",
+        "SET threads = 1",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "CALL pragma_version()",
+        "EXPORT DATABASE '{path}'",
+        "BEGIN",
+        "VACUUM",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM read_blob('/etc/passwd')",
+        "SELECT * FROM frame",
+        "INSERT INTO t SELECT * FROM read_csv('/etc/passwd')",
+        "DELETE FROM t WHERE k IN (SELECT size FROM read_blob('/etc/passwd'))",
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO t (k, nothing) VALUES (1, 2)",
+        "INSERT INTO t (k) VALUES ('many')",
+        "INSERT INTO t (v) VALUES (1.0)",
+        "INSERT INTO t DEFAULT VALUES",
+        "INSERT INTO t (k) VALUES (1) RETURNING k",
+        "INSERT INTO u VALUES (1, 'x') ON CONFLICT DO NOTHING",
+        "INSERT OR REPLACE INTO u VALUES (1, 'x')",
+        "UPDATE t SET nothing = 1",
+        "UPDATE t SET v = 'many'",
+        "UPDATE t SET v = 1, v = 2",
+        "UPDATE t SET (v, at) = (1, NULL)",
+        "UPDATE t SET v = u.k FROM u",
+        "UPDATE t SET v = 1 RETURNING v",
+        "UPDATE u SET k = 5",
+        "DELETE FROM t USING u WHERE t.k = u.k",
+        "DELETE FROM t WHERE nothing = 1",
+        "DELETE FROM main.t",
+        "WITH x AS (SELECT 1) DELETE FROM t",
+    ],
+)
+def test_everything_else_is_refused_and_changes_nothing(
+    two: Database, text: str, tmp_path: Path
+) -> None:
+    frame = pa.table({"x": [1]})  # a variable of the caller is no table
+    before = two.history().num_rows
+    with pytest.raises(UsageError):
+        two.sql(text.replace("{path}", str(tmp_path / "out"))).fetchall()
+    assert not (tmp_path / "out").exists()
+    assert two.history().num_rows == before
+    assert frame.num_rows == 1
+
+
+def test_writes_to_unknown_tables_and_to_the_past_are_refused(two: Database) -> None:
+    with pytest.raises(UnknownTable, match="'tt'; did you mean"):
+        two.sql("DELETE FROM tt")
+    commit = two["t"].append({"k": [1]})
+    with pytest.raises(UsageError, match="the past cannot change"):
+        two.sql("DELETE FROM t", as_of=commit)
+    for text in (5, None, b"SELECT 1"):
+        with pytest.raises(UsageError, match="no SQL"):
+            two.sql(text)  # type: ignore[arg-type]
+
+
+def test_a_large_table_is_read_in_full_and_by_condition(db: Database) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("s", pa.string())])
+    table = db.create_table("big", schema, row_keys="k", split_points=[25_000, 50_000])
+    count = 100_000
+    table.append(pa.table({"k": range(count), "v": range(count), "s": ["text"] * count}))
+    for step in range(3):
+        assert db.sql("SELECT sum(v), count(*), min(s) FROM big").fetchall() == [
+            (count * (count - 1) // 2, count, "text")
+        ]
+        assert db.sql("SELECT sum(v) FROM big WHERE k >= 10 AND k < 12").fetchall() == [(21,)]
+        assert db.sql("SELECT count(*) FROM big WHERE v > 99990 AND s = 'text'").fetchall() == [
+            (9,)
+        ]
+        if step == 0:
+            apply(table)
+        if step == 1:
+            table.append({"k": [5], "v": [0], "s": ["text"]})
+            table.delete(keys=[5])
+            table.append({"k": [5], "v": [5], "s": ["text"]})
+
+
+def test_explain_and_describe_read(two: Database) -> None:
+    assert two.sql("EXPLAIN SELECT * FROM t").fetchall()
+    assert [row[0] for row in two.sql("DESCRIBE t").fetchall()] == ["k", "at", "v"]
+    assert two.sql("SHOW TABLES").fetchall() == [("t",), ("u",)]
