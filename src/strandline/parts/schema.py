@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import get_args
 
 import pyarrow as pa
@@ -76,8 +76,14 @@ class TableSchema:
     @classmethod
     def from_version(cls, version: TableVersion) -> TableSchema:
         """The schema that a version of a table has."""
-        arrow = pa.ipc.read_schema(pa.BufferReader(version.schema))
-        return cls(arrow, version.row_keys, version.sort_keys, version.kind, version.version)
+        return _of_version(version)
+
+
+@lru_cache(maxsize=1_024)
+def _of_version(version: TableVersion) -> TableSchema:
+    # Made once, because every read of a table starts from it.
+    arrow = pa.ipc.read_schema(pa.BufferReader(version.schema))
+    return TableSchema(arrow, version.row_keys, version.sort_keys, version.kind, version.version)
 
 
 def column_id(field: pa.Field) -> int:

@@ -30,6 +30,8 @@ class Txns:
         self.machine = machine
         self._env = env
         self._applied: deque[Key] = deque()
+        self._overlays: dict[str, tuple[tuple[object, int, int | None], tuple[Entry, ...]]] = {}
+        """Per table what was asked last, and the answer."""
         self._lock = threading.Lock()
 
     # --- reading
@@ -80,11 +82,18 @@ class Txns:
         self, state: State, table: str, physical_upper: int, as_of: int | None = None
     ) -> tuple[Entry, ...]:
         """The table's entries at `physical_upper <= time <= as_of` ◆, ascending by time."""
+        # The same tuple while nothing changed: readers keep what they worked out of it.
+        asked = (state.entries, physical_upper, as_of)
+        known = self._overlays.get(table)
+        if known is not None and known[0] == asked:
+            return known[1]
         end: Key = (table, TOP) if as_of is None else (table, as_of, TOP)
-        return self.machine.run(
+        found = self.machine.run(
             lambda s: tuple(entry for _, entry in s.entries.range((table, physical_upper), end)),
             state=state,
         )
+        self._overlays[table] = (asked, found)
+        return found
 
     def backlog(self, table: str, physical_upper: int) -> int:
         """How many entries of the table are known, without I/O, that are not applied below that."""
