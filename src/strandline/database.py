@@ -14,6 +14,8 @@ from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.handle import Handle
 from strandline.history import history
 from strandline.ids import new_shard_id
+from strandline.inspection import inspect, shards
+from strandline.maintenance import CompactionReport, compact
 from strandline.parts.conform import to_arrow
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema, new_schema, validate_table_name
@@ -27,6 +29,10 @@ from strandline.txn.properties import check_properties
 from strandline.writing import WriteOptions, build, commit_writes
 
 __all__ = ["Database"]
+
+
+_LONG_SECONDS = 86_400.0
+"""Deadline of upkeep that is given none."""
 
 
 class Database:
@@ -183,6 +189,32 @@ class Database:
 
     # --- upkeep
 
+    def compact(
+        self,
+        table: str | Sequence[str] | None = None,
+        *,
+        strategy: str | None = None,
+        engine: object = "local",
+        progress: Callable[[int, int], None] | None = None,
+        timeout: float | None = None,
+    ) -> list[CompactionReport]:
+        """Merges parts, so that reads open fewer; returns what was done, per table.
+
+        `table` is a name, a list of names, or None for all tables that are online. `strategy`
+        ("size-ratio", "basic", "full") overrides the table's property. `engine` says where merging
+        happens: "local", or a Spark session. `progress` is told (jobs done, jobs in all) of each
+        table. `timeout` (seconds) defaults to a day: this is long work. Safe beside everything.
+        """
+        names = [table] if isinstance(table, str) else table
+        return compact(
+            self._handle,
+            names,
+            strategy=strategy,
+            engine=engine,
+            progress=progress,
+            deadline=self._handle.deadline(_LONG_SECONDS if timeout is None else timeout),
+        )
+
     def status(self, *, timeout: float | None = None) -> pa.Table:
         """One row per table: how it is stored, and what waits to be applied.
 
@@ -197,6 +229,38 @@ class Database:
         It lists every object. The log itself is not one.
         """
         return usage(self._handle, self._handle.deadline(timeout))
+
+    def shards(self, *, timeout: float | None = None) -> pa.Table:
+        """One row per shard, the txns shard (`table` is null) first: how long its log is.
+
+        Columns: table, shard, seqno, log_records (kept in the log), rollups, sessions.
+        """
+        return shards(self._handle, self._handle.deadline(timeout))
+
+    def inspect(
+        self,
+        what: str,
+        *,
+        table: str | None = None,
+        key: str | None = None,
+        limit: int = 20,
+        timeout: float | None = None,
+    ) -> pa.Table:
+        """A look into a shard: the table's, or without `table` the txns shard.
+
+        `what` is "log" (the newest `limit` records), "state", "rollups", "pages" (of the newest
+        rollup), or "part", for which `key` is an object key or a part's id. What columns there are
+        depends on it, and may change between versions: this is for people.
+        """
+        shard = None if table is None else self.table(table).id
+        return inspect(
+            self._handle,
+            what,
+            table=shard,
+            key=key,
+            limit=limit,
+            deadline=self._handle.deadline(timeout),
+        )
 
     # --- the handle
 

@@ -52,13 +52,17 @@ def status(handle: Handle, as_of: int | None, deadline: Deadline) -> pa.Table:
 def _status(view: View) -> dict[str, Any]:
     row: dict[str, Any] = view.machine.run(_stored, state=view.data)
     since = view.data.meta.since
-    inline = [entry.batch for entry in view.entries]
+    waiting = [entry.batch for entry in view.entries]
+    parts = [part for batch in waiting for part in batch.parts]
     return {
         **row,
         "table": view.version.name,
         "kind": view.version.kind,
-        "rows": row["rows"] + sum(batch.rows for batch in inline),
-        "bytes": row["bytes"] + sum(len(batch.inline) for batch in inline),
+        "rows": row["rows"] + sum(batch.rows for batch in waiting),
+        "bytes": row["bytes"]
+        + sum(len(batch.inline) for batch in waiting)
+        + sum(part.size for part in parts),
+        "parts": row["parts"] + len(parts),
         "backlog": len({entry.time for entry in view.entries}),
         "latest": datetime_of(view.as_of) if view.as_of >= 0 else None,
         "since": datetime_of(since) if since else None,

@@ -15,6 +15,7 @@ from strandline.errors import TransactionConflict, UsageError
 from strandline.expressions import Assignments
 from strandline.handle import Handle
 from strandline.history import history
+from strandline.inspection import partitions, parts
 from strandline.parts.keys import KeyRange
 from strandline.query import Scan, columns_of, want_of
 from strandline.reading import Reading, Want, typed
@@ -52,6 +53,11 @@ class Table:
     def name(self) -> str:
         """The table's name."""
         return self._fresh().name
+
+    @property
+    def id(self) -> str:
+        """The table's id, which no other table ever has; the id of its shard, too."""
+        return self._version.table
 
     @property
     def schema(self) -> pa.Schema:
@@ -109,6 +115,26 @@ class Table:
             limit=limit,
             deadline=self._handle.deadline(timeout),
         )
+
+    def partitions(self, *, timeout: float | None = None) -> pa.Table:
+        """The leaves of the table by key, and what is stored in each.
+
+        Columns: leaf (its id), lower, upper (row keys as text; null: no end), rows (stored,
+        retractions included; an estimate where parts span leaves), bytes, parts (given to the
+        leaf), level_zero (parts with keys in it, not given to it yet), entries (commits with keys
+        in it that are not applied yet), parent (the leaf that it was split from).
+        """
+        deadline = self._handle.deadline(timeout)
+        return partitions(self._handle, self._version.table, self._as_of, deadline)
+
+    def parts(self, *, timeout: float | None = None) -> pa.Table:
+        """The parts of the table, each as often as it is referenced.
+
+        Columns: place ("leaf 3", "L0", or "entry" for a commit that is not applied yet), part (its
+        object key), rows, bytes, first, last (keys as text), whole (every row of it belongs to
+        that place), distinct (no two rows share a key), time (of its newest row).
+        """
+        return parts(self._handle, self._version.table, self._as_of, self._handle.deadline(timeout))
 
     def as_of(self, moment: Any) -> Table:
         """The table as of a moment; it can be read and not written.

@@ -29,6 +29,8 @@ LAYERS: list[set[str]] = [
         "expressions",
         "handle",
         "history",
+        "inspection",
+        "maintenance",
         "overlay",
         "reading",
         "reports",
