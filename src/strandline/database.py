@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,6 @@ from strandline.txn.properties import check_properties
 from strandline.writing import WriteOptions, build, commit_writes
 
 __all__ = ["Database"]
-
 
 _LONG_SECONDS = 86_400.0
 """Deadline of upkeep that is given none."""
