@@ -147,6 +147,8 @@ class Reading:
     def table(self) -> pa.Table:
         """All rows, in memory."""
         pieces = [piece for task in self.tasks for piece in self._pieces(task, None)]
+        if not pieces:
+            return _empty(self.arrow)
         if len(pieces) == 1:
             self._alone = True
             return self.read(pieces[0])
@@ -483,6 +485,20 @@ def _intervals(want: Want, schema: TableSchema, codec: KeyCodec) -> list[Interva
     if asked is None:
         return implied
     return united(both for a in asked for i in implied if (both := a.intersect(i)))
+
+
+_empties: dict[int, tuple[pa.Schema, pa.Table]] = {}
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    """A table without rows. Making one takes Arrow longer than finding out that there are none."""
+    found = _empties.get(id(schema))
+    if found is None:
+        if len(_empties) >= _TYPED_MAX:
+            _empties.clear()
+        # The schema is kept, so that no other gets its id.
+        found = _empties[id(schema)] = (schema, schema.empty_table())
+    return found[1]
 
 
 def united_tables(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
