@@ -14,7 +14,7 @@ from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.handle import Handle
 from strandline.history import history
 from strandline.ids import new_shard_id
-from strandline.inspection import inspect, shards
+from strandline.inspection import inspect, planned, shards
 from strandline.maintenance import CompactionReport, compact
 from strandline.parts.conform import to_arrow
 from strandline.parts.keys import KeyCodec
@@ -213,6 +213,21 @@ class Database:
             progress=progress,
             deadline=self._handle.deadline(_LONG_SECONDS if timeout is None else timeout),
         )
+
+    def plan_compaction(
+        self,
+        table: str | Sequence[str] | None = None,
+        *,
+        strategy: str | None = None,
+        timeout: float | None = None,
+    ) -> pa.Table:
+        """The merges that `compact` would make now, one row each; nothing is changed.
+
+        Columns: table, leaf, lower, upper (of the leaf), parts, rows, bytes (to be merged, at
+        most). Commits that are not applied yet are left out.
+        """
+        names = [table] if isinstance(table, str) else table
+        return planned(self._handle, names, strategy, self._handle.deadline(timeout))
 
     def status(self, *, timeout: float | None = None) -> pa.Table:
         """One row per table: how it is stored, and what waits to be applied.

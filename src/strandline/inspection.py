@@ -19,6 +19,7 @@ from strandline.parts.read import PartReader
 from strandline.parts.schema import TableSchema
 from strandline.shard.machine import Machine
 from strandline.state.codec import LogRecord, decode_rollup
+from strandline.state.decide import Author, decide
 from strandline.state.model import (
     COLLECTIONS,
     Diff,
@@ -28,14 +29,23 @@ from strandline.state.model import (
     Meta,
     Part,
     Reference,
+    TableVersion,
 )
 from strandline.state.pages import Page
-from strandline.state.plan import ReadTask, plan_read
-from strandline.state.replay import State
+from strandline.state.plan import (
+    STRATEGIES,
+    CompactionJob,
+    ReadTask,
+    plan_compaction,
+    plan_descent,
+    plan_read,
+)
+from strandline.state.replay import State, replay
 from strandline.times import datetime_of
-from strandline.txn.view import View, view_of
+from strandline.txn.properties import property_of
+from strandline.txn.view import View, view_of, views
 
-__all__ = ["SUBJECTS", "inspect", "partitions", "parts", "shards"]
+__all__ = ["SUBJECTS", "inspect", "partitions", "parts", "planned", "shards"]
 
 _MOMENT = pa.timestamp("us", "UTC")
 
@@ -97,6 +107,18 @@ PAGES = pa.schema(
     ]
 )
 FACTS = pa.schema([("name", pa.string()), ("value", pa.string())])
+
+JOBS = pa.schema(
+    [
+        ("table", pa.string()),
+        ("leaf", pa.int64()),
+        ("lower", pa.string()),
+        ("upper", pa.string()),
+        ("parts", pa.int64()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
 
 SUBJECTS = ("log", "state", "rollups", "pages", "part")
 """What `inspect` can look into."""
@@ -228,6 +250,58 @@ def _part(place: str, part: Part, time: int, codec: KeyCodec, *, whole: bool) ->
         "whole": whole,
         "distinct": part.distinct,
         "time": datetime_of(time) if time >= 0 else None,
+    }
+
+
+# --- what a compaction would do
+
+
+def planned(
+    handle: Handle, names: Sequence[str] | None, strategy: str | None, deadline: Deadline
+) -> pa.Table:
+    """One row per merge that a compaction would make now, as `JOBS`. Nothing is changed.
+
+    Commits that are not applied yet are left out: where their rows will be is not decided.
+    """
+    if strategy is not None and strategy not in STRATEGIES:
+        raise UsageError(f"strategy={strategy!r}: pass one of {', '.join(STRATEGIES)}")
+    rows: list[dict[str, Any]] = []
+    for view in views(handle.store, names, None, timeout=deadline.remaining()):
+        version = view.version
+        if names is None and property_of(version, "online") != "true":
+            continue
+        codec = KeyCodec(view.schema)
+        jobs = view.machine.run(_planner(version, strategy), state=view.data)
+        rows += [_job(version.name, job, codec) for job in jobs]
+    return pa.Table.from_pylist(rows, schema=JOBS)
+
+
+def _planner(version: TableVersion, strategy: str | None) -> Callable[[State], list[CompactionJob]]:
+    chosen = strategy or property_of(version, "strategy")
+    parts_max = int(property_of(version, "compaction_parts"))
+
+    def plan(state: State) -> list[CompactionJob]:
+        # A compaction takes L0 down into the leaves first. States are values: what comes of that
+        # is worked out here, and written nowhere.
+        author = Author("", first=True)
+        for command in list(plan_descent(state)):
+            diffs = decide(state, command, author).diffs
+            state = replay(state, state.seqno, state.hash, diffs)
+        return plan_compaction(state, chosen, forward_to=-1, parts_max=parts_max)
+
+    return plan
+
+
+def _job(table: str, job: CompactionJob, codec: KeyCodec) -> dict[str, Any]:
+    inside = Interval() if job.leaf is None else job.leaf.interval
+    return {
+        "table": table,
+        "leaf": None if job.leaf is None else job.leaf.id,
+        "lower": _bound(inside.lower or None, codec),
+        "upper": _bound(inside.upper, codec),
+        "parts": len(job.inputs),
+        "rows": job.rows,
+        "bytes": job.size,
     }
 
 
