@@ -19,7 +19,9 @@ from strandline.parts.batch import build_batch
 from strandline.reading import typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import Batch, TableVersion
+from strandline.state.plan import leaf_bounds
 from strandline.times import Commit
+from strandline.txn.store import Store
 from strandline.txn.view import View, view_of
 
 __all__ = [
@@ -124,7 +126,15 @@ def build(
         env=store.env,
         timeout=options.deadline.remaining(),
         diff=diff,
+        cuts=lambda: _leaf_bounds(store, version, options.deadline),
     )
+
+
+def _leaf_bounds(store: Store, version: TableVersion, deadline: Deadline) -> list[bytes]:
+    """Where the table's leaves begin, so that large parts fall into one leaf each."""
+    machine = store.data(version.table)
+    state = machine.refresh(timeout=deadline.remaining())
+    return machine.run(leaf_bounds, state=state)
 
 
 def commit_writes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -29,6 +29,9 @@ __all__ = ["build_batch"]
 _IN_MEMORY_BYTES = 32 << 20
 """Rows that take no more are sorted in memory."""
 
+_CUT_ROWS_MIN = 65_536
+"""A part is not ended at a leaf's bound before it has this many rows: small files cost more."""
+
 _THREADS_MAX = 4
 
 
@@ -43,17 +46,19 @@ def build_batch(
     env: Env,
     timeout: float,
     diff: bool = False,
+    cuts: Callable[[], Sequence[bytes]] = tuple,
 ) -> Batch:
     """A batch of data in any form that `to_arrow` takes; parts are written, nothing is committed.
 
     `diff`: the data has a column `__diff` besides the table's: -1 retracts a row (rows) or
-    deletes a key (keyed). No rows make a `Batch` of 0 rows. Raises as `to_arrow` and `conform`
+    deletes a key (keyed). `cuts` is asked for the bounds of the table's leaves if parts are written:
+    they end there where that does not make them small. No rows make a `Batch` of 0 rows. Raises as `to_arrow` and `conform`
     do; then parts may be left behind that nobody refers to.
     """
     stored = replace(schema, arrow=schema.stored(diff=True)) if diff else schema
     rows = conform(to_arrow(data, stored), stored)
     builder = _Builder(
-        schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow
+        schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow, cuts
     )
     if isinstance(rows, pa.Table):
         if rows.nbytes <= _IN_MEMORY_BYTES:
@@ -88,6 +93,7 @@ class _Builder:
     settings: Settings
     deadline: Deadline
     arrow: pa.Schema
+    cuts: Callable[[], Sequence[bytes]]
 
     def small(self, rows: pa.Table) -> Batch:
         """A batch of rows that are sorted in memory."""
@@ -138,6 +144,8 @@ class _Builder:
             identity=self.identity,
             settings=self.settings,
             timeout=self.deadline.remaining(),
+            cuts=self.cuts(),
+            cut_rows_min=_CUT_ROWS_MIN,
         )
 
     def _of_parts(self, parts: list[Part]) -> Batch:

@@ -76,15 +76,16 @@ def write_parts(
     settings: Settings,
     timeout: float,
     cuts: Sequence[bytes] = (),
+    cut_rows_min: int = 1,
 ) -> list[Part]:
     """Writes one sorted stream of rows as parts that do not overlap; none for no rows.
 
-    A part ends before each of the encoded row keys `cuts` (ascending), and once it has
-    `settings.part_rows_target` rows, but never between rows of equal full key. `data` as in
-    `write_part`. Memory is bounded however long the stream is.
+    A part ends before each of the encoded row keys `cuts` (ascending) if it has `cut_rows_min`
+    rows by then, and once it has `settings.part_rows_target` rows, but never between rows of equal
+    full key. `data` as in `write_part`. Memory is bounded however long the stream is.
     """
     stream = _Rows(data)
-    cutter = _Cutter(stream, KeyCodec(schema), cuts, settings)
+    cutter = _Cutter(stream, KeyCodec(schema), cuts, cut_rows_min, settings)
     parts = []
     while (pieces := cutter.next_part()) is not None:
         parts.append(
@@ -156,11 +157,17 @@ class _Cutter:
     """Gives the rows of one part after the other out of one stream."""
 
     def __init__(
-        self, stream: _Rows, codec: KeyCodec, cuts: Sequence[bytes], settings: Settings
+        self,
+        stream: _Rows,
+        codec: KeyCodec,
+        cuts: Sequence[bytes],
+        cut_rows_min: int,
+        settings: Settings,
     ) -> None:
         self._stream = stream
         self._codec = codec
         self._cuts = list(cuts)
+        self._cut_rows_min = cut_rows_min
         self._target = settings.part_rows_target
         self._step = min(_buffer_rows(settings), self._target)
 
@@ -179,7 +186,7 @@ class _Cutter:
                 # Full: only what is equal to its last row still belongs to it.
                 kept = piece.slice(0, self._equal_to(last, piece))
                 full = kept.num_rows < piece.num_rows
-            kept, cut = self._before_cut(kept, started=rows > 0)
+            kept, cut = self._before_cut(kept, rows)
             if kept.num_rows < piece.num_rows:
                 self._stream.give_back(piece.slice(kept.num_rows))
             if kept.num_rows:
@@ -189,14 +196,17 @@ class _Cutter:
             if full or cut:
                 return
 
-    def _before_cut(self, piece: pa.Table, *, started: bool) -> tuple[pa.Table, bool]:
-        """The rows before the next cut, and whether there is one before the end of `piece`."""
+    def _before_cut(self, piece: pa.Table, before: int) -> tuple[pa.Table, bool]:
+        """The rows before the next cut, and whether there is one before the end of `piece`.
+
+        `before` is the number of rows that the part has already.
+        """
         while self._cuts:
             at = locate(piece, self._cuts[0], self._codec)
             if at == piece.num_rows:
                 return piece, False
             self._cuts.pop(0)
-            if at or started:
+            if before + at >= self._cut_rows_min:
                 return piece.slice(0, at), True
         return piece, False
 
