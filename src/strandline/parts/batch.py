@@ -51,9 +51,9 @@ def build_batch(
     """A batch of data in any form that `to_arrow` takes; parts are written, nothing is committed.
 
     `diff`: the data has a column `__diff` besides the table's: -1 retracts a row (rows) or
-    deletes a key (keyed). `cuts` is asked for the bounds of the table's leaves if parts are written:
-    they end there where that does not make them small. No rows make a `Batch` of 0 rows. Raises as `to_arrow` and `conform`
-    do; then parts may be left behind that nobody refers to.
+    deletes a key (keyed). `cuts` is asked for the bounds of the table's leaves if parts are
+    written: they end there where that does not make them small. No rows make a `Batch` of 0 rows.
+    Raises as `to_arrow` and `conform` do; then parts may be left behind that nobody refers to.
     """
     stored = replace(schema, arrow=schema.stored(diff=True)) if diff else schema
     rows = conform(to_arrow(data, stored), stored)
