@@ -349,7 +349,7 @@ def with_l0(*sizes: int) -> Shard:
 
 def test_small_parts_of_l0_are_merged_when_there_are_enough() -> None:
     def plan(*sizes: int) -> list[int] | None:
-        job = plan_small_merge(with_l0(*sizes).state, None, parts_min=4, size_max=50)
+        job = plan_small_merge(with_l0(*sizes).state, None, parts_min=4, size_max=50, rows_max=99)
         return None if job is None else [reference.part.size for _, reference in job.inputs]
 
     assert plan(10, 10, 10) is None
@@ -362,25 +362,36 @@ def test_small_parts_of_l0_are_merged_when_there_are_enough() -> None:
 def test_small_parts_of_a_leaf_are_merged_within_it() -> None:
     shard = Shard()
     shard.apply(2, *[(1, part(f"p{n}", b"a", b"c", size=10)) for n in range(4)])
-    job = plan_small_merge(shard.state, b"", parts_min=4, size_max=50)
+    job = plan_small_merge(shard.state, b"", parts_min=4, size_max=50, rows_max=99)
     assert job is not None
     assert job.leaf is not None
     assert job.leaf.interval.lower == b""
     assert len(job.inputs) == 4
-    assert plan_small_merge(shard.state, None, parts_min=1, size_max=50) is None
-    assert plan_small_merge(shard.state, b"nowhere", parts_min=1, size_max=50) is None
+    assert plan_small_merge(shard.state, None, parts_min=1, size_max=50, rows_max=99) is None
+    assert plan_small_merge(shard.state, b"nowhere", parts_min=1, size_max=50, rows_max=99) is None
 
 
 def test_a_small_merge_never_claims_to_be_whole() -> None:
-    job = plan_small_merge(with_l0(1, 1, 1).state, None, parts_min=3, size_max=50)
+    job = plan_small_merge(with_l0(1, 1, 1).state, None, parts_min=3, size_max=50, rows_max=99)
     assert job is not None
     assert (job.leaf, job.whole, job.forward_to) == (None, False, -1)
 
 
 def test_the_result_of_a_small_merge_takes_its_inputs_place_in_l0() -> None:
     shard = with_l0(1, 1, 1)
-    job = plan_small_merge(shard.state, None, parts_min=3, size_max=50)
+    job = plan_small_merge(shard.state, None, parts_min=3, size_max=50, rows_max=99)
     assert job is not None
     merged = Output(L0, b"", Part("p9", 2, 2, b"a", b"z"), 1)
     assert shard.do(replaces([key for key, _ in job.inputs], merged)) is True
     assert in_l0(shard.references()) == ["p9"]
+
+
+def test_parts_that_are_as_long_as_parts_get_are_not_small_however_few_bytes_they_have() -> None:
+    # Merging them gave as many of them again, for ever.
+    shard = Shard()
+    added = [(1, part(f"p{n}", b"a", b"m", size=10, rows=20)) for n in range(4)]
+    shard.apply(2, *added, (1, part("p9", b"a", b"m", size=10, rows=19)))
+    assert plan_small_merge(shard.state, b"", parts_min=3, size_max=50, rows_max=20) is None
+    job = plan_small_merge(shard.state, b"", parts_min=3, size_max=50, rows_max=21)
+    assert job is not None
+    assert len(job.inputs) == 5

@@ -264,14 +264,20 @@ def _whole(inputs: Sequence[tuple[Key, Reference]], others: Sequence[Reference])
 
 
 def plan_small_merge(
-    state: State, lower: bytes | None, *, parts_min: int, size_max: int
+    state: State, lower: bytes | None, *, parts_min: int, size_max: int, rows_max: int
 ) -> CompactionJob | None:
-    """A merge of small parts within the leaf at `lower` (None: L0), when it has many of them."""
+    """A merge of small parts within the leaf at `lower` (None: L0), when it has many of them.
+
+    A part of `rows_max` rows, where a merge begins the next one, is as large as parts get, in
+    however few bytes: merging such parts would give as many of them again, and never end.
+    """
     leaf = None if lower is None else state.leaves.get((lower,))
     if lower is not None and leaf is None:
         return None
     inside = list(state.references.prefix((0,) if lower is None else (1, lower)))
-    small = [(key, ref) for key, ref in inside if ref.part.size <= size_max]
+    small = [
+        (key, ref) for key, ref in inside if ref.part.size <= size_max and ref.part.rows < rows_max
+    ]
     if len(small) < parts_min:
         return None
     sizes = [(_size(state, ref), key) for key, ref in small]

@@ -88,6 +88,7 @@ def merge_small_parts(
     merges = 0
     for lower in leaves:
         while (job := _small_merge(store, table, lower)) is not None:
+            deadline.check(f"merging small parts of {table}", may_have_happened=True)
             version = store.txns.table_by_id(store.txns.machine.state, table)
             outputs = run_job(
                 workshop(store, version, threads=1), job, timeout=deadline.remaining()
@@ -107,6 +108,7 @@ def _small_merge(store: Store, table: str, lower: bytes | None) -> CompactionJob
             lower,
             parts_min=settings.small_parts_max,
             size_max=settings.small_part_bytes_max,
+            rows_max=settings.part_rows_target,
         ),
         state=machine.state,
     )
