@@ -54,7 +54,16 @@ class Background:
             self._apply(table, timeout=timeout)
 
     def after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
-        """Takes note of what was committed; starts what is due."""
+        """Takes note of what was committed; starts what is due, or does it if nobody else will.
+
+        Raises nothing: the commit stands, whatever comes of this, and its caller has to hear so.
+        """
+        try:
+            self._after_commit(written, timeout=timeout)
+        except StrandlineError as error:
+            _log.warning("work after a commit failed and is left for later: %s", error)
+
+    def _after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
         settings = self._store.settings
         due = []
         for table, size, has_parts in written:
