@@ -51,13 +51,13 @@ class Settings:
     threads: int = field(default_factory=lambda: os.cpu_count() or 2)
     """Threads of a large sort or merge in this process."""
 
-    part_rows_target: int = 4_000_000
-    """Rows in a part: the unit of compaction and of parallel scans."""
+    part_rows_target: int = 1_000_000
+    """Rows at which a part ends: the unit of parallel encoding and scans; some tens of MB."""
 
     row_group_rows: int = 8_192
     """Rows in a row group: the unit that a lookup decodes (see docs/design)."""
 
-    sort_memory_bytes: int = 384 * MIB
+    sort_memory_bytes: int = 256 * MIB
     """What a large sort may hold before it spills to disk."""
 
     footer_cache_entries: int = 4_096

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -58,7 +57,7 @@ def build_batch(
     stored = replace(schema, arrow=schema.stored(diff=True)) if diff else schema
     rows = conform(to_arrow(data, stored), stored)
     builder = _Builder(
-        schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow, cuts
+        schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow, cuts, env
     )
     if isinstance(rows, pa.Table):
         if rows.nbytes <= _IN_MEMORY_BYTES:
@@ -94,6 +93,7 @@ class _Builder:
     deadline: Deadline
     arrow: pa.Schema
     cuts: Callable[[], Sequence[bytes]]
+    env: Env
 
     def small(self, rows: pa.Table) -> Batch:
         """A batch of rows that are sorted in memory."""
@@ -115,7 +115,7 @@ class _Builder:
                 batches,
                 self.schema.keys,
                 memory_bytes=self.settings.sort_memory_bytes,
-                threads=min(_THREADS_MAX, os.cpu_count() or 1),
+                threads=min(_THREADS_MAX, self.settings.threads),
                 stable=keyed,
                 schema=self.arrow,
             )
@@ -146,6 +146,8 @@ class _Builder:
             timeout=self.deadline.remaining(),
             cuts=self.cuts(),
             cut_rows_min=_CUT_ROWS_MIN,
+            env=self.env,
+            threads=min(_THREADS_MAX, self.settings.threads),
         )
 
     def _of_parts(self, parts: list[Part]) -> Batch:

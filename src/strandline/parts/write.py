@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from strandline.env import Env
 from strandline.location import Blob
 from strandline.parts.adjacent import order_of
 from strandline.parts.encoding import choose_encoding
-from strandline.parts.footer import Footer, Identity, identity_fields
+from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
 from strandline.parts.keys import KeyCodec, locate
 from strandline.parts.schema import DIFF, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
+from strandline.parts.verified import ChunkRecorder
 from strandline.settings import Settings
 from strandline.state.model import Part
 
@@ -66,7 +69,7 @@ def write_part(
     return part
 
 
-def write_parts(
+def write_parts(  # noqa: PLR0913  each says something else about the parts
     blob: Blob,
     new_key: Callable[[], str],
     data: pa.RecordBatchReader | Iterable[pa.RecordBatch] | pa.Table,
@@ -77,29 +80,68 @@ def write_parts(
     timeout: float,
     cuts: Sequence[bytes] = (),
     cut_rows_min: int = 1,
+    env: Env | None = None,
+    threads: int = 1,
 ) -> list[Part]:
     """Writes one sorted stream of rows as parts that do not overlap; none for no rows.
 
     A part ends before each of the encoded row keys `cuts` (ascending) if it has `cut_rows_min`
     rows by then, and once it has `settings.part_rows_target` rows, but never between rows of equal
-    full key. `data` as in `write_part`. Memory is bounded however long the stream is.
+    full key. `data` as in `write_part`. Memory is bounded however long the stream is. With an
+    `env`, up to `threads` parts are encoded side by side, as long as they are not too large to wait
+    for one another in memory.
     """
-    stream = _Rows(data)
-    cutter = _Cutter(stream, KeyCodec(schema), cuts, cut_rows_min, settings)
-    parts = []
-    while (pieces := cutter.next_part()) is not None:
-        parts.append(
-            write_part(
-                blob,
-                new_key(),
-                pieces,
-                schema,
-                identity=identity,
-                settings=settings,
-                timeout=timeout,
-            )
+
+    def write(pieces: Iterable[pa.Table]) -> Part:
+        return write_part(
+            blob,
+            new_key(),
+            pieces,
+            schema,
+            identity=identity,
+            settings=settings,
+            timeout=timeout,
         )
+
+    cutter = _Cutter(_Rows(data), KeyCodec(schema), cuts, cut_rows_min, settings)
+    parts: list[Part] = []
+    waiting = _Waiting(settings.sort_memory_bytes)
+    while (pieces := cutter.next_part()) is not None:
+        if env is None or threads < 2:
+            parts.append(write(pieces))
+            continue
+        whole = waiting.take(pieces)
+        if whole and len(waiting.parts) < threads:
+            continue
+        parts += env.parallel(write, waiting.parts)
+        if not whole:  # it is too large to be held: the rest of it is read as it is written
+            parts.append(write(chain(waiting.begun, pieces)))
+        waiting = _Waiting(waiting.bytes_max)
+    if env is not None:
+        parts += env.parallel(write, waiting.parts)
     return parts
+
+
+class _Waiting:
+    """Rows of whole parts, in memory until there are enough to encode them side by side."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.parts: list[list[pa.Table]] = []
+        self.begun: list[pa.Table] = []
+        self._bytes = 0
+
+    def take(self, pieces: Iterator[pa.Table]) -> bool:
+        """Takes a part's rows in; False if they are too many: what was read is in `begun`."""
+        rows: list[pa.Table] = []
+        for piece in pieces:
+            rows.append(piece)
+            self._bytes += piece.nbytes
+            if self._bytes > self.bytes_max:
+                self.begun = rows
+                return False
+        self.parts.append(rows)
+        return True
 
 
 def _buffer_rows(settings: Settings) -> int:
@@ -235,7 +277,8 @@ class _PartWriter:
         self._group_rows = settings.row_group_rows
         self._codec = KeyCodec(schema)
         self._tail = _Tail(sink)
-        self._sink = pa.BufferedOutputStream(pa.PythonFile(self._tail, mode="w"), _SINK_BYTES)
+        # Unbuffered: so that no two chunks are written at once (see `ChunkRecorder`).
+        self._sink = pa.PythonFile(self._tail, mode="w")
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
         self._distinct = True
@@ -272,16 +315,12 @@ class _PartWriter:
         upper = self._codec.encode_rows(self._last_row, [0])[0]
         footer = Footer(self._about(), self._separators, self._samples.quantiles(self._rows))
         self._writer.add_key_value_metadata(footer.to_metadata())
-        # Pages are complete after each row group; everything from here on is the footer, which no
-        # page checksum covers.
-        self._sink.flush()
+        # Pages are complete after each row group; everything from here on is the footer.
         pages_end = self._tail.size
-        self._tail.keep()
+        self._tail.hold()
         self._writer.close()
-        self._sink.flush()
-        tail = self._tail.kept
-        if _pages_end(pq.read_metadata(pa.BufferReader(tail))) != pages_end:
-            raise RuntimeError(f"the part {self._key} has pages behind the start of its footer")
+        tail = self._with_chunks(self._tail.held, pages_end)
+        self._tail.release(tail)
         return Part(
             key=self._key,
             size=self._tail.size,
@@ -297,6 +336,13 @@ class _PartWriter:
             statistics=self._statistics.to_bytes(),
             schema_version=self._schema.version,
         )
+
+    def _with_chunks(self, footer: bytes, pages_end: int) -> bytes:
+        """Parquet's footer with the table of chunks before it."""
+        bounds = _chunk_bounds(pq.read_metadata(pa.BufferReader(footer)))
+        if bounds[0] != len(MAGIC) or bounds[-1] != pages_end:
+            raise RuntimeError(f"the part {self._key} has bytes that belong to no chunk")
+        return self._tail.recorder.chunks(bounds).to_bytes() + footer
 
     def let_go(self) -> None:
         """To be called in the end, also after an error: nothing is passed on any more."""
@@ -384,46 +430,67 @@ def _separator(last: bytes, first: bytes) -> bytes:
     return first[: next(different, len(last)) + 1]
 
 
-def _pages_end(metadata: pq.FileMetaData) -> int:
-    """Where the last page ends."""
-    group = metadata.row_group(metadata.num_row_groups - 1)
-    last = group.column(group.num_columns - 1)
-    start = last.data_page_offset
-    if last.has_dictionary_page:
-        start = min(start, last.dictionary_page_offset)
-    return int(start + last.total_compressed_size)
+def _chunk_bounds(metadata: pq.FileMetaData) -> list[int]:
+    """Where each chunk begins, and where the last one ends."""
+    bounds: list[int] = []
+    end = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        for j in range(metadata.num_columns):
+            column = group.column(j)
+            start = column.data_page_offset
+            if column.has_dictionary_page:
+                start = min(start, column.dictionary_page_offset)
+            if bounds and start != end:
+                raise RuntimeError("there is a gap between two chunks")
+            bounds.append(start)
+            end = start + column.total_compressed_size
+    return [*bounds, end]
 
 
 class _Tail(io.RawIOBase):
-    """Passes bytes on to a sink, counts them, and keeps those from some point on."""
+    """Passes bytes on to a sink in large pieces, counts them, and can hold the last ones back."""
 
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
-        self._keeping = False
-        self._chunks: list[bytes] = []
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._holding = False
+        self.recorder = ChunkRecorder()
         self.size = 0
         self.deaf = False
 
     @property
-    def kept(self) -> bytes:
-        """What was written since `keep`."""
-        return b"".join(self._chunks)
+    def held(self) -> bytes:
+        """What was written since `hold`."""
+        return b"".join(self._waiting)
 
-    def keep(self) -> None:
+    def hold(self) -> None:
         """From now on, keep what is written."""
-        self._keeping = True
+        self._pass_on()
+        self._holding = True
+
+    def release(self, data: bytes) -> None:
+        """Passes on `data` in place of what was held."""
+        self.size += len(data) - self._waiting_bytes
+        self._waiting, self._waiting_bytes = [data], len(data)
+        self._pass_on()
 
     def write(self, data: Any) -> int:
-        """Passes the bytes on. A sink may take fewer than it is given."""
         if not self.deaf:
-            view = memoryview(data)
-            while view:
-                taken = self._sink.write(view)
-                view = view[taken:]
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
             self.size += len(data)
-            if self._keeping:
-                self._chunks.append(bytes(data))
+            self.recorder.wrote(data, self.size)
+            if self._waiting_bytes >= _SINK_BYTES and not self._holding:
+                self._pass_on()
         return len(data)
+
+    def _pass_on(self) -> None:
+        view = memoryview(b"".join(self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
+        while view:  # a sink may take fewer bytes than it is given
+            view = view[self._sink.write(view) :]
 
     def writable(self) -> bool:
         return True

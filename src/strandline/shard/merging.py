@@ -61,6 +61,8 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
         identity=shop.identity,
         settings=shop.settings,
         timeout=timeout,
+        env=shop.env,
+        threads=shop.threads,
     )
     leaf, lower = (L0, b"") if job.leaf is None else (job.leaf.id, job.leaf.interval.lower)
     newest = max(reference.time_max for _, reference in job.inputs)

@@ -1,0 +1,1 @@
+"""Programs that measure Strandline beside a floor or a peer, in one run. `make bench` runs all."""
