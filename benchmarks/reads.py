@@ -13,6 +13,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -147,24 +148,27 @@ def scans(db: sl.Database, table: sl.Table, bare: Path, count: int) -> None:
     """A full scan with an aggregate, in turn with DuckDB over the bare file."""
     connection = duckdb.connect()
     for column in ("value", "key"):
+        query = f"select sum({column}), count(*) from "
+        floor = f"{query} read_parquet('{bare}')"
         ours, theirs = [], []
         for _ in range(9):
-            query = f"select sum({column}), count(*) from "
-            answers = []
-            ours.append(timed(lambda q=query: answers.append(db.sql(q + "readings").fetchall())))
-            theirs.append(
-                timed(
-                    lambda q=query: answers.append(
-                        connection.sql(q + f"read_parquet('{bare}')").fetchall()
-                    )
-                )
-            )
-            assert answers[0][0][1] == answers[1][0][1] == count
+            taken, found = answered(lambda q=query: db.sql(q + "readings").fetchall())
+            ours.append(taken)
+            taken, expected = answered(lambda q=floor: connection.sql(q).fetchall())
+            theirs.append(taken)
+            assert found[0][1] == expected[0][1] == count
         line(f"sum({column}) over all rows, db.sql", ours)
         line(f"sum({column}), DuckDB over bare Parquet", theirs)
         ratio("speed against DuckDB (medians)", median(theirs), median(ours), "at least 0.8")
     line("scan().to_arrow() of all columns", [timed(lambda: table.scan().to_arrow())])
     line("pyarrow, the bare file", [timed(lambda: pq.read_table(bare))])
+
+
+def answered(query: Callable[[], list[tuple[float, int]]]) -> tuple[float, list[tuple[float, int]]]:
+    """Seconds that a query takes, and what it says."""
+    start = time.perf_counter()
+    found = query()
+    return time.perf_counter() - start, found
 
 
 def fresh_process(path: Path, key: int) -> float:

@@ -1,6 +1,12 @@
 """What all tests share."""
 
 import pytest
+from hypothesis import settings
+
+# Machines are shared and slow at times: an example may take as long as it takes. What has to be
+# fast is measured by the benchmarks.
+settings.register_profile("strandline", deadline=None)
+settings.load_profile("strandline")
 
 
 # First, because xdist reads the groups in the same hook.
