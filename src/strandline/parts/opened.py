@@ -1,11 +1,8 @@
 """One part whose footer was verified, and what is to be read of it for a question.
 
-What protects the bytes of a part:
-
-- pages: each has a checksum, which Arrow verifies when it decodes the page;
-- everything behind the last page: `Part.footer_size` and `Part.footer_crc`, verified before any of
-  it is parsed;
-- the first four bytes, and the headers of pages: what they say is checked against the footer.
+What protects the bytes of a part: `Part.footer_crc` covers everything behind the last page, and is
+verified before any of that is parsed; checksums in there cover all the rest
+(`strandline.parts.verified`).
 """
 
 from __future__ import annotations
@@ -21,12 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from strandline.errors import Corruption, LocationError, StrandlineError
+from strandline.errors import LocationError, StrandlineError
 from strandline.parts.evolve import Mapping
 from strandline.parts.footer import MAGIC, Footer
 from strandline.parts.keys import KeyCodec, clip
 from strandline.parts.plain import int64s
 from strandline.parts.schema import TableSchema
+from strandline.parts.verified import Chunks, VerifiedFile, damaged
 from strandline.state.model import Interval, Part
 
 __all__ = ["OpenPart", "Plan", "damaged", "guarded"]
@@ -39,13 +37,6 @@ _LOCAL = (pa.OSFile, pa.BufferReader, pa.MemoryMappedFile)
 _COPY_BELOW = 8
 """Rows that are less than this share of what was decoded are copied out of it: a found row shall
 not keep thousands of others in memory."""
-
-
-def damaged(part: Part, why: str) -> Corruption:
-    """The error for a part whose bytes are not what was written."""
-    return Corruption(
-        f"the part {part.key} is damaged: {why}; restore it from a copy", object=part.key
-    )
 
 
 def guarded(part: Part, function: Callable[[], A]) -> A:
@@ -116,14 +107,20 @@ class OpenPart:
         self.part = part
         self.idle: list[pq.ParquetFile] = []
         tail = self._verified(file)
+        self._tail = tail
         self.metadata = pq.read_metadata(pa.BufferReader(tail))
+        count = self.metadata.num_row_groups * self.metadata.num_columns
+        self._chunks = Chunks.from_bytes(tail, count, len(MAGIC))
         self.stored = self.metadata.schema.to_arrow_schema()
         texts = self.metadata.metadata or {}
         self.about = Footer.about_of(texts)
         self._separators = Footer.separators_of(texts)
         self._texts = texts
         self._plans: dict[tuple[int, tuple[str, ...] | None, bool], _Columns] = {}
-        if self.about["key"] != part.key or self.metadata.num_rows != part.rows:
+        pages_end = part.size - part.footer_size
+        if self._chunks.bounds[-1] != pages_end or self.metadata.num_rows != part.rows:
+            raise damaged(part, "its footer does not fit it")
+        if self.about["key"] != part.key:
             raise damaged(part, f"it is another part, {self.about['key']}")
 
     def _verified(self, file: pa.NativeFile) -> bytes:
@@ -148,15 +145,18 @@ class OpenPart:
         """See `PartReader.quantiles`."""
         return Footer.quantiles_of(self._texts)
 
+    def file(self, source: pa.NativeFile) -> VerifiedFile:
+        """The part as a file that verifies what is read, on an open file of it."""
+        return VerifiedFile(self.part, source, self._chunks, self._tail)
+
     def parquet(self, source: pa.NativeFile) -> pq.ParquetFile:
-        """A reader on an open file of the part; every page is verified."""
+        """A reader on an open file of the part, for one thread at a time."""
         # Reads ahead of need only where a request costs much; the local reads that it saves cost
-        # less than gathering them.
+        # less than gathering them. Page checksums need not be verified on top of those of chunks.
         return pq.ParquetFile(
-            source,
+            self.file(source),
             metadata=self.metadata,
             pre_buffer=not isinstance(source, _LOCAL),
-            page_checksum_verification=True,
         )
 
     def rows_of(self, groups: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.parts.opened import OpenPart, Plan, damaged, guarded
+from strandline.parts.opened import OpenPart, Plan, guarded
 from strandline.parts.schema import TableSchema
+from strandline.parts.verified import damaged
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
 from strandline.state.plan import united
@@ -103,6 +104,33 @@ class PartReader:
             for batches in self._env.parallel(decode, chunks[start : start + _AHEAD]):
                 yield from batches
 
+    def chunks(
+        self,
+        part: Part,
+        schema: TableSchema,
+        *,
+        columns: Sequence[str] | None,
+        intervals: Sequence[Interval],
+        rows: int = _STREAM_ROWS,
+        timeout: float,
+    ) -> list[Callable[[float], pa.Table]]:
+        """The same as `read` in pieces: functions that decode about `rows` rows each, in order.
+
+        Each takes the seconds that it may take, and may be called on any thread.
+        """
+        opened = self.opened(part, timeout=timeout)
+        plan = opened.plan(schema, columns, united(intervals))
+
+        def chunk(groups: Sequence[int]) -> Callable[[float], pa.Table]:
+            def load(seconds: float) -> pa.Table:
+                return plan.clipped(
+                    self._decode(opened, groups, plan, Deadline(self._env, seconds))
+                )
+
+            return load
+
+        return [chunk(groups) for groups in _chunks(plan.groups, opened.groups_of_rows(rows))]
+
     def quantiles(self, part: Part, *, timeout: float | None = None) -> list[tuple[bytes, int]]:
         """At most 256 evenly spaced encoded full keys of the part, with the rows that they are."""
         opened = self.opened(part, timeout=timeout or self._settings.timeout_seconds)
@@ -183,11 +211,9 @@ class PartReader:
             file.close()
             raise
         self._put_back(opened, file)
-        # SUBTLE: no checksum covers the header of a page. One that says it has fewer values makes
-        # a column shorter, and nothing in Arrow minds.
-        expected = opened.rows_of(groups)
-        if table.num_rows != expected or any(len(c) != expected for c in table.columns):
-            raise damaged(part, f"it has {table.num_rows} rows where {expected} were written")
+        rows = opened.rows_of(groups)
+        if table.num_rows != rows:
+            raise damaged(part, f"it has {table.num_rows} rows where {rows} were written")
         return table
 
 
