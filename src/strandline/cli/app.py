@@ -1,0 +1,193 @@
+"""The program itself: its options, how a command is declared, and what becomes of errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+import strandline as sl
+from strandline.cli.output import note
+
+__all__ = ["LONG_SECONDS", "Timeout", "app", "command", "open_database", "url_of"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="Give up after that many seconds.")
+]
+LONG_SECONDS = 86_400.0
+"""Default of commands whose work grows with the data."""
+
+
+class _Program(TyperGroup):
+    """Turns every error into one line and an exit status."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        def run() -> Any:
+            return super(_Program, self).main(
+                args,
+                prog_name,
+                complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+
+        if not standalone_mode:
+            return run()
+        given = sys.argv[1:] if args is None else args
+        sys.exit(_status(run, debug="--debug" in given))
+
+
+def _status(run: Callable[[], Any], *, debug: bool) -> int:
+    """The exit status of the program, after telling what went wrong."""
+    try:
+        result = run()
+    except TyperException as error:
+        message, context = error.format_message(), getattr(error, "ctx", None)
+        if not message.strip():
+            return error.exit_code  # no command: its help was shown
+        hint = "" if context is None else f" (see {context.command_path} --help)"
+        return _told(error, message + hint, error.exit_code, debug=debug)
+    except sl.UsageError as error:
+        return _told(error, str(error), EXIT_USAGE, debug=debug)
+    except sl.StrandlineError as error:
+        return _told(error, str(error), EXIT_FAILED, debug=debug)
+    except (typer.Abort, KeyboardInterrupt) as error:
+        return _told(error, "interrupted", EXIT_FAILED, debug=False)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            # Whoever read the output has seen enough. Nothing is left to be flushed at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_FAILED
+        return _told(error, str(error), EXIT_FAILED, debug=debug)
+    except Exception as error:  # noqa: BLE001  the last line of defence, which tells all it knows
+        message = f"{type(error).__name__}: {error} (not expected; --debug shows where)"
+        return _told(error, message, EXIT_FAILED, debug=debug)
+    return result if isinstance(result, int) else 0
+
+
+def _told(error: BaseException, message: str, status: int, *, debug: bool) -> int:
+    if debug:
+        Console(stderr=True).print_exception()
+    note(f"strandline: {message}")
+    return status
+
+
+app = typer.Typer(
+    cls=_Program,
+    name="strandline",
+    help="A transactional table store on object storage, for Python and Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What was said before the command."""
+
+    url: str | None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"strandline {sl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", envvar="STRANDLINE_URL", help="Where the database is: a directory, or a URL."
+        ),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where in the program an error was raised.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Show the version and end."
+        ),
+    ] = False,
+) -> None:
+    ctx.obj = _Options(url)
+
+
+def command(name: str, *, example: str, panel: str, **settings: Any) -> Callable[[F], F]:
+    """Declares a command of the program. The example shows in its help, and a test runs it."""
+    return app.command(name, epilog=f"Example:  {example}", rich_help_panel=panel, **settings)
+
+
+def url_of(ctx: typer.Context) -> str:
+    """The database that was named; `UsageError` if none was."""
+    options: _Options = ctx.obj
+    if not options.url:
+        raise sl.UsageError(
+            "which database? pass --url URL before the command, or set STRANDLINE_URL"
+        )
+    return options.url
+
+
+@contextmanager
+def open_database(
+    ctx: typer.Context, *, write: bool = False, moment: object = None
+) -> Iterator[sl.Database]:
+    """The database that was named, which has to be there.
+
+    Reading needs no more than permission to read. Only an `as_of` after the latest commit is made
+    definite by a commit, so for one (`moment`) the database is opened to be written if it can be.
+    """
+    with _opened(url_of(ctx), write=write, moment=moment) as db:
+        yield db
+
+
+def _opened(url: str, *, write: bool, moment: object) -> sl.Database:
+    if not write and moment is None:
+        return _connected(url, mode="r")
+    try:
+        return _connected(url, mode="rw")
+    except sl.LocationError:
+        if write:
+            raise
+        return _connected(url, mode="r")
+
+
+def _connected(url: str, mode: Literal["r", "rw"]) -> sl.Database:
+    try:
+        return sl.connect(url, mode=mode, create=False)
+    except sl.UsageError as error:
+        if not str(error).startswith("there is no database at"):
+            raise
+        # The same, in the words of this program.
+        raise sl.UsageError(
+            f"there is no database at {url}; make one: strandline init {url}"
+        ) from error

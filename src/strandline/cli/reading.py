@@ -1,0 +1,164 @@
+"""Commands that read tables."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+import strandline as sl
+from strandline.cli.app import command, open_database
+from strandline.cli.loading import emit_commit
+from strandline.cli.output import Form, Output, emit
+from strandline.cli.parsing import key_of, names_of, range_of
+
+__all__ = ["get", "history", "scan", "sql"]
+
+PANEL = "Reading"
+
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")]
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", metavar="TIME", help="Read as of a time, such as 2026-11-20T10:00:00Z."
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--columns", metavar="COLUMNS", help="Only these, with commas between."),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=0, metavar="ROWS", help="At most that many rows.")
+]
+
+
+@command("get", example="strandline get readings 7", panel=PANEL)
+def get(
+    ctx: typer.Context,
+    name: TableName,
+    key: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY",
+            help="Values of the row keys, then of the sort keys; the first ones do. Write -- "
+            "before a negative number.",
+        ),
+    ],
+    columns: Columns = None,
+    as_of: AsOf = None,
+    output: Output = Form.TABLE,
+) -> None:
+    """Look up all rows whose keys begin with KEY."""
+    with open_database(ctx, moment=as_of) as db:
+        table = db.table(name)
+        rows = table.get(
+            *key_of(key, table.schema, [*table.row_keys, *table.sort_keys]),
+            columns=names_of(columns) if columns else None,
+            as_of=as_of,
+        )
+    emit(rows, output, data=True)
+
+
+@command(
+    "scan",
+    example="strandline scan readings --columns sensor,value --where 'value > 3' --key-range 7 9",
+    panel=PANEL,
+)
+def scan(
+    ctx: typer.Context,
+    name: TableName,
+    columns: Columns = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Rows for which this is true.")
+    ] = None,
+    key_range: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--key-range",
+            metavar="LOWER UPPER",
+            help="Keys from LOWER to before UPPER; of several columns with commas between, '' for "
+            "an open end.",
+        ),
+    ] = None,
+    as_of: AsOf = None,
+    limit: Limit = None,
+    count: Annotated[bool, typer.Option("--count", help="Only say how many rows.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only say what would be read.")
+    ] = False,
+    output: Output = Form.TABLE,
+) -> None:
+    """Read rows, sorted by key."""
+    with open_database(ctx, moment=as_of) as db:
+        table = db.table(name)
+        keys = [*table.row_keys, *table.sort_keys]
+        wanted = table.scan(
+            names_of(columns) if columns else None,
+            where,
+            key_range=None if key_range is None else range_of(*key_range, table.schema, keys),
+            as_of=as_of,
+            limit=limit,
+        )
+        if explain:
+            emit(_explained(wanted.explain()), output)
+        elif count:
+            emit(pa.table({"rows": [wanted.count()]}), output)
+        else:
+            emit(wanted.to_reader(), output, data=True, whole=limit is not None)
+
+
+def _explained(explanation: Any) -> pa.Table:
+    row = asdict(explanation)
+    time = pa.array([row.pop("as_of")], pa.timestamp("us", "UTC"))
+    return pa.Table.from_pylist([row]).add_column(0, "as_of", time)
+
+
+@command(
+    "sql",
+    example="strandline sql 'select sensor, avg(value) from readings group by sensor'",
+    panel=PANEL,
+)
+def sql(
+    ctx: typer.Context,
+    statement: Annotated[
+        str, typer.Argument(metavar="SQL", help="One statement; - reads it from standard input.")
+    ],
+    as_of: AsOf = None,
+    limit: Limit = None,
+    output: Output = Form.TABLE,
+) -> None:
+    """Run SQL in DuckDB: a query, or INSERT, UPDATE, DELETE as one transaction."""
+    text = sys.stdin.read() if statement == "-" else statement
+    with _to_query(ctx) as db:
+        result = db.sql(text, as_of=as_of)
+        if isinstance(result, sl.Commit):
+            emit_commit(result, output)
+            return
+        rows = result if limit is None else result.limit(limit)
+        emit(rows.to_arrow_reader(), output, data=True, whole=limit is not None)
+
+
+def _to_query(ctx: typer.Context) -> Any:
+    """The database for a statement that may write, and only then needs the permission to."""
+    # A moment asks for the same: writable where that is allowed.
+    return open_database(ctx, moment="any")
+
+
+@command("history", example="strandline history readings --limit 5", panel=PANEL)
+def history(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="Of one table; else of all.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, metavar="COMMITS", help="At most that many.")
+    ] = 20,
+    output: Output = Form.TABLE,
+) -> None:
+    """Show commits, the newest first."""
+    with open_database(ctx) as db:
+        rows = db.history(limit) if name is None else db.table(name).history(limit)
+    emit(rows, output, whole=True)

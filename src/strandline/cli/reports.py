@@ -1,0 +1,70 @@
+"""Commands that tell how a database is stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+
+import strandline as sl
+from strandline.cli.app import command, open_database
+from strandline.cli.output import Form, Output, emit
+
+__all__ = ["partitions", "parts", "status", "status_of"]
+
+PANEL = "Reports"
+
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")]
+_SUMS = ("rows", "bytes", "parts", "leaves", "level_zero", "backlog")
+_LAST = ("latest", "since")
+
+
+@command("status", example="strandline status", panel=PANEL)
+def status(ctx: typer.Context, output: Output = Form.TABLE) -> None:
+    """Show what is stored: first the whole database, then each table.
+
+    Rows are those stored, retractions included; level_zero are parts not given to leaves yet;
+    backlog are commits not applied yet; log records and rollups are those kept. In the first line,
+    whose table is null, they include those of the database's own log.
+    """
+    with open_database(ctx) as db:
+        rows = status_of(db)
+    emit(rows, output, title="the database (first line), and its tables", whole=True)
+
+
+def status_of(db: sl.Database) -> pa.Table:
+    """The database in one row, then each table in one."""
+    tables = db.status()
+    shards = {row["table"]: row for row in db.shards().to_pylist()}
+    rows = [{**row, **_log(shards.get(row["table"]))} for row in tables.to_pylist()]
+    every = {name: sum(row[name] for row in rows) for name in _SUMS}
+    logs = [_log(shard) for shard in shards.values()]
+    total = {name: sum(log[name] for log in logs) for name in ("log_records", "rollups")}
+    latest = pc.max(tables["latest"]).as_py() if rows else None
+    whole = {"table": None, **every, **total, "latest": latest}
+    fields = [f for f in tables.schema if f.name not in _LAST]
+    fields += [pa.field("log_records", pa.int64()), pa.field("rollups", pa.int64())]
+    fields += [tables.schema.field(name) for name in _LAST]
+    return pa.Table.from_pylist([whole, *rows], schema=pa.schema(fields))
+
+
+def _log(shard: dict[str, Any] | None) -> dict[str, int]:
+    return {name: shard[name] if shard else 0 for name in ("log_records", "rollups")}
+
+
+@command("partitions", example="strandline partitions readings", panel=PANEL)
+def partitions(ctx: typer.Context, name: TableName, output: Output = Form.TABLE) -> None:
+    """Show the leaves of a table by key: bounds, rows, parts, bytes."""
+    with open_database(ctx) as db:
+        rows = db.table(name).partitions()
+    emit(rows, output, whole=True)
+
+
+@command("parts", example="strandline parts readings", panel=PANEL)
+def parts(ctx: typer.Context, name: TableName, output: Output = Form.TABLE) -> None:
+    """Show the parts of a table: where they belong, rows, bytes, keys."""
+    with open_database(ctx) as db:
+        rows = db.table(name).parts()
+    emit(rows, output, whole=True)
