@@ -54,6 +54,8 @@ class Condition(Protocol):
     columns: tuple[str, ...]
     """The columns that it looks at, in the table's order."""
     comparisons: tuple[Comparison, ...]
+    reads_others: bool
+    """Whether it has subqueries, which read other rows."""
 
     def select(self, table: pa.Table) -> pa.Table:
         """The rows that match, in their order."""
@@ -84,6 +86,7 @@ class SqlCondition:
     ) -> None:
         self._name = name
         self._others = others
+        self.reads_others = others is not None
         cursor = instance(ordered=True)
         try:
             self._text, tree = parse_expression(cursor, text, schema, name, "where", others)
@@ -234,6 +237,8 @@ _CONSTANTS: tuple[
 
 class ArrowCondition:
     """An Arrow expression; Arrow evaluates it."""
+
+    reads_others = False
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema) -> None:
         self.expression = expression

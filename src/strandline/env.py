@@ -12,8 +12,9 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from strandline.errors import DeadlineExceeded
@@ -54,6 +55,14 @@ class Env(Protocol):
 
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """`[function(i) for i in items]`, run side by side; raises the first in item order."""
+
+    def stream(
+        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
+    ) -> Iterator[B]:
+        """`function(i)` for each item, in order, while up to `ahead` more are being made.
+
+        An error is raised in its item's place. An iterator that is closed begins nothing more.
+        """
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         """Runs `function` once per wake on a thread of its own. `function` handles its errors."""
@@ -141,6 +150,21 @@ class RealEnv:
         if len(items) <= 1:
             return [function(item) for item in items]
         return list(self._executor().map(function, items))
+
+    def stream(
+        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
+    ) -> Iterator[B]:
+        pending: deque[Future[B]] = deque()
+        try:
+            for item in items:
+                pending.append(self._executor().submit(function, item))
+                if len(pending) > ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         return _ThreadWorker(name, function)

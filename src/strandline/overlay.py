@@ -30,7 +30,8 @@ class Overlay:
     room for newer ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, bytes_max: int = _BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self._rows: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
         self._bytes = 0
         self._indexes: dict[str, _Index] = {}
@@ -47,7 +48,7 @@ class Overlay:
             if key not in self._rows:
                 self._rows[key] = (table, len(entry.batch.inline))
                 self._bytes += len(entry.batch.inline)
-            while self._bytes > _BYTES_MAX:
+            while self._bytes > self._bytes_max:
                 self._bytes -= self._rows.popitem(last=False)[1][1]
         return table
 

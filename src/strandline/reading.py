@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.conditions import Comparison, Condition, key_ranges
-from strandline.env import Deadline, Env
-from strandline.errors import Corruption
+from strandline.env import Deadline
+from strandline.errors import Corruption, LocationError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.parts.keys import KeyCodec, KeyRange, clip
@@ -26,7 +26,7 @@ from strandline.parts.plain import int64
 from strandline.parts.schema import DIFF, TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.parts.statistics import may_match
-from strandline.state.model import Entry, Interval, Part, TableVersion
+from strandline.state.model import EVERYTHING, Entry, Interval, Part, TableVersion
 from strandline.state.plan import ReadTask, plan_read, united
 from strandline.txn.view import View, view_of
 
@@ -35,12 +35,8 @@ __all__ = ["Piece", "Reading", "Want", "arrow_of", "parts_of", "typed", "united_
 _PIECE_ROWS = 262_144
 """Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
 
-_WINDOW = 4
-"""Pieces that are read side by side. As many are read ahead, and as many are being used: with their
-rows this bounds the memory of a stream."""
-
-_ALONE_WINDOWS = 2
-"""Windows at the beginning of a stream that nothing is read ahead of."""
+_AHEAD_PER_THREAD = 2
+"""Pieces that a stream reads ahead for each of the machine's cores; they bound its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +60,9 @@ class Piece:
 
     task: ReadTask
     intervals: tuple[Interval, ...]
+    load: Callable[[float], pa.Table] | None = None
+    """Instead of all that the task has in the intervals: some row groups of one of its parts. Takes
+    the seconds that it may take."""
 
 
 _typed: dict[tuple[str, int], tuple[TableSchema, KeyCodec]] = {}
@@ -82,40 +81,6 @@ def typed(version: TableVersion) -> tuple[TableSchema, KeyCodec]:
             _typed.clear()
         _typed[version.table, version.version] = found
     return found
-
-
-class _Ahead:
-    """A window of pieces that is read while the one before it is being used."""
-
-    def __init__(
-        self, env: Env, read: Callable[[Piece], pa.Table], pieces: Sequence[Piece]
-    ) -> None:
-        self._env = env
-        self._read = read
-        self._pieces = pieces
-        self._result: list[pa.Table] | BaseException | None = None
-        self._worker = env.start_worker("strandline-scan", self._run)
-        self._worker.wake()
-
-    def take(self) -> list[pa.Table]:
-        """The tables, once all of them are there."""
-        # The end of a worker waits for the run under way. One that had not begun never does.
-        self._worker.stop()
-        if self._result is None:
-            self._run()
-        if isinstance(self._result, BaseException):
-            raise self._result
-        return self._result or []
-
-    def stop(self) -> None:
-        """Gives up what is not taken."""
-        self._worker.stop()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._env.parallel(self._read, self._pieces)
-        except BaseException as error:  # noqa: BLE001  raised again by `take`
-            self._result = error
 
 
 class Reading:
@@ -138,6 +103,7 @@ class Reading:
         self._handle = handle
         self._deadline = deadline
         self._timeout = timeout
+        self._streaming = False
         self._alone = False
         """Whether one piece is all: then its parts are read side by side."""
         table = view.version.table
@@ -152,61 +118,42 @@ class Reading:
         if len(pieces) == 1:
             self._alone = True
             return self.read(pieces[0])
-        return united_tables(self._handle.store.env.parallel(self.read, pieces), self.arrow)
+        if self._reads_others():
+            return pa.concat_tables(map(self.read, pieces))
+        return pa.concat_tables(self._handle.store.env.parallel(self.read, pieces))
 
     def tables(self, limit: int | None = None) -> Iterator[pa.Table]:
         """All rows, or somewhat more than the first `limit`, in bounded memory.
 
-        Whoever takes the rows may take any time: each step has the whole timeout for itself.
+        Whoever takes the rows may take any time: each read has the whole timeout for itself.
         """
-        env = self._handle.store.env
-        ahead: _Ahead | None = None
-        try:
-            for number, window in enumerate(self._windows(limit)):
-                self._deadline = self._handle.deadline(self._timeout)
-                if limit is not None or number < _ALONE_WINDOWS:
-                    yield from env.parallel(self.read, window)
-                    continue
-                before, ahead = ahead, _Ahead(env, self.read, window)
-                if before is not None:
-                    yield from before.take()
-            if ahead is not None:
-                yield from ahead.take()
-        finally:
-            if ahead is not None:
-                ahead.stop()
-
-    def _windows(self, limit: int | None) -> Iterator[list[Piece]]:
-        """The pieces, some at a time.
-
-        It begins small, because often the first rows are all that is asked for.
-        """
-        waiting: list[Piece] = []
-        size = 1
-        for task in self.tasks:
-            for piece in self._pieces(task, limit):
-                waiting.append(piece)
-                if len(waiting) == size:
-                    yield waiting
-                    waiting, size = [], min(_WINDOW, size * 2)
-        if waiting:
-            yield waiting
+        self._streaming = True
+        pieces = (piece for task in self.tasks for piece in self._pieces(task, limit))
+        if limit is not None or self._reads_others():
+            yield from map(self.read, pieces)
+            return
+        env, threads = self._handle.store.env, self._handle.store.settings.threads
+        yield from env.stream(self.read, pieces, ahead=_AHEAD_PER_THREAD * threads)
 
     def count(self) -> int:
         """How many rows there are; from metadata where that is exact."""
         known = 0
-        pieces: list[Piece] = []
+        unknown = []
         for task in self.tasks:
             rows = None if self.want.condition else self.rows_of(task)
             if rows is None:
-                pieces += self._pieces(task, None)
+                unknown.append(task)
             else:
                 known += rows
-        parallel = self._handle.store.env.parallel
-        for start in range(0, len(pieces), _WINDOW):
-            window = pieces[start : start + _WINDOW]
-            known += sum(parallel(lambda piece: self.read(piece).num_rows, window))
-        return known
+        self.tasks = unknown
+        counts: Iterator[int] = (table.num_rows for table in self.tables())
+        return known + sum(counts)
+
+    def _reads_others(self) -> bool:
+        # SUBTLE: a condition with subqueries reads tables itself. On the threads that it would wait
+        # for, enough of them at once would wait for ever.
+        condition = self.want.condition
+        return condition is not None and condition.reads_others
 
     def rows_of(self, task: ReadTask) -> int | None:
         """Exactly how many rows a task gives before the condition; None if only reading tells."""
@@ -257,12 +204,25 @@ class Reading:
             usable = [c for c in usable if c.column in self.schema.keys]
         return bool(usable) and not may_match(part.statistics, usable, self.schema)
 
+    def _seconds(self) -> float:
+        """How long the next step may take."""
+        if self._streaming:
+            return self._handle.deadline(self._timeout).remaining()
+        return self._deadline.remaining()
+
     def read(self, piece: Piece) -> pa.Table:
         """The piece's rows."""
         try:
             return self._read(piece)
         except BlobMissing as error:
-            return self._replanned(piece, error)
+            self._check_missing(error)
+            if piece.load is not None:
+                raise LocationError(
+                    f"table {self.view.version.name!r} was compacted while it was being read; "
+                    "read it again",
+                    may_have_happened=False,
+                ) from error
+            return self._replanned(piece)
 
     # --- planning
 
@@ -271,7 +231,7 @@ class Reading:
     ) -> list[ReadTask]:
         return view.machine.run(
             lambda state: plan_read(state, entries, intervals, view.as_of),
-            timeout=self._deadline.remaining(),
+            timeout=self._seconds(),
             state=view.data,
         )
 
@@ -285,6 +245,9 @@ class Reading:
             most = min(most, max(8_192, limit))
         if rows <= most:
             return [Piece(task, task.intervals)]
+        several = len(parts) + sum(bool(e.batch.inline) for e in task.entries) > 1
+        if self._alone_in(task) and not (several and self.want.ordered):
+            return self._chunks(task, most)
         bounds: list[bytes | None] = [b"", *self._cuts(task, most), None]
         if len(bounds) == 2:
             return [Piece(task, task.intervals)]
@@ -296,11 +259,35 @@ class Reading:
                 pieces.append(Piece(task, inside))
         return pieces
 
+    def _chunks(self, task: ReadTask, rows_max: int) -> list[Piece]:
+        """Row groups of one part after the other, where no row has to meet another."""
+        columns = self._needed(task, alone=True)
+        clean = self.is_clean(task)
+        pieces = []
+        for part, place, _ in parts_of(task):
+            inside = [both for i in task.intervals if (both := i.intersect(place))]
+            if inside and not self.skips(part, clean=clean):
+                extra = [] if clean or part.time_max is None else [TIME]
+                loads = self._handle.store.reader.chunks(
+                    part,
+                    self.schema,
+                    columns=[*columns, *extra],
+                    intervals=[EVERYTHING] if part.span in inside else inside,
+                    rows=rows_max,
+                    timeout=self._seconds(),
+                )
+                pieces += [Piece(task, task.intervals, load) for load in loads]
+        inline = tuple(e for e in task.entries if e.batch.inline)
+        if inline:
+            rest = replace(task, references=(), entries=inline)
+            pieces.append(Piece(rest, task.intervals))
+        return pieces
+
     def _cuts(self, task: ReadTask, rows_max: int) -> list[bytes]:
         """Keys between which the task has about `rows_max` rows to read; at row groups' bounds."""
         steps: list[tuple[bytes, int]] = []
         for part, place, _ in parts_of(task):
-            opened = self._handle.store.reader.opened(part, timeout=self._deadline.remaining())
+            opened = self._handle.store.reader.opened(part, timeout=self._seconds())
             separators, rows = opened.separators, opened.rows_of([0])
             for interval in task.intervals:
                 inside = interval.intersect(place)
@@ -317,26 +304,28 @@ class Reading:
             gathered += rows
         return cuts
 
-    def _replanned(self, piece: Piece, missing: BlobMissing) -> pa.Table:
-        """Reads a piece again as the table is stored now, after an object of the plan was missing.
+    def _check_missing(self, missing: BlobMissing) -> None:
+        """Corruption if the table as it is stored now needs the object that was not found.
 
-        It is damage only if the newest state still needs the object: a compaction may have put
-        others in its place since the plan was made.
+        Else a compaction has put others in its place since the plan was made.
         """
-        view = self.view
-        store = self._handle.store
-        fresh = view_of(store, view.version.table, view.as_of, timeout=self._deadline.remaining())
-        state = view.machine.refresh(timeout=self._deadline.remaining())
+        view, store = self.view, self._handle.store
+        fresh = view_of(store, view.version.table, view.as_of, timeout=self._seconds())
+        state = view.machine.refresh(timeout=self._seconds())
         used = view.machine.run(lambda s: s.parts.get((missing.key,)), state=state)
-        pending = any(part.key == missing.key for e in fresh.entries for part in e.batch.parts)
-        if used is not None or pending:
+        if used or any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
             raise Corruption(
                 f"the part {missing.key} of table {view.version.name!r} is missing; restore it "
                 "from a copy",
                 object=missing.key,
             ) from missing
-        entries = self._handle.overlay.touching(view.version.table, fresh.entries, piece.intervals)
-        tasks = self._plan(replace(fresh, data=state), entries, piece.intervals)
+
+    def _replanned(self, piece: Piece) -> pa.Table:
+        """Reads a piece as the table is stored now."""
+        version, as_of = self.view.version, self.view.as_of
+        fresh = view_of(self._handle.store, version.table, as_of, timeout=self._seconds())
+        entries = self._handle.overlay.touching(version.table, fresh.entries, piece.intervals)
+        tasks = self._plan(fresh, entries, piece.intervals)
         read = [self.read(p) for task in tasks for p in self._pieces(task, None)]
         return united_tables(read, self.arrow)
 
@@ -344,22 +333,17 @@ class Reading:
 
     def _read(self, piece: Piece) -> pa.Table:
         want = self.want
-        clean = self.is_clean(piece.task)
-        # What only was added at several times needs no merging: each row tells by itself.
-        added = self.schema.kind == "rows" and not want.raw and not _has_diff(piece.task)
-        columns = self._needed(piece.task, alone=clean or added)
-        sources = [
-            *self._from_parts(piece, columns, clean=clean),
-            *self._from_inline(piece, columns),
-        ]
+        alone = self._alone_in(piece.task)
+        columns = self._needed(piece.task, alone=alone)
+        sources = [*self._from_parts(piece, columns), *self._from_inline(piece, columns)]
         condition = want.condition
-        if condition is not None and self.schema.kind == "rows" and not (clean or added):
+        if condition is not None and self.schema.kind == "rows" and not alone:
             # SUBTLE: before the merge, because parts in which nothing matches were skipped: a
             # retraction in another source must not outlive the row that it takes away. Both are
             # equal, so both match or neither does.
             sources = [replace(s, data=condition.select(s.data)) for s in sources]
             condition = None
-        if clean or added:
+        if alone:
             table = self._added(sources, columns)
         else:
             table = merge_read(sources, self.schema, as_of=self.view.as_of, raw=want.raw)
@@ -368,6 +352,11 @@ class Reading:
         return pa.Table.from_arrays(
             [table.column(name) for name in self.arrow.names], schema=self.arrow
         )
+
+    def _alone_in(self, task: ReadTask) -> bool:
+        """Whether each stored row tells by itself, and by its time, if it is live."""
+        added = self.schema.kind == "rows" and not self.want.raw and not _has_diff(task)
+        return added or self.is_clean(task)
 
     def _needed(self, task: ReadTask, *, alone: bool) -> list[str]:
         """The user columns that are read: what comes out, what is looked at, what is merged by."""
@@ -397,7 +386,10 @@ class Reading:
         table = pa.concat_tables(tables)
         return sort_table(table, self.schema.keys) if self.want.ordered else table
 
-    def _from_parts(self, piece: Piece, columns: list[str], *, clean: bool) -> list[Source]:
+    def _from_parts(self, piece: Piece, columns: list[str]) -> list[Source]:
+        if piece.load is not None:
+            return [Source(piece.load(self._seconds()), self.view.as_of, distinct=False)]
+        clean = self.is_clean(piece.task)
         wanted = []
         for part, place, time in parts_of(piece.task):
             inside = [both for i in piece.intervals if (both := i.intersect(place))]
@@ -413,7 +405,7 @@ class Reading:
                 self.schema,
                 columns=names,
                 intervals=inside,
-                timeout=self._deadline.remaining(),
+                timeout=self._seconds(),
             )
             return Source(data, time, part.distinct)
 
@@ -422,6 +414,8 @@ class Reading:
         return [read(item) for item in wanted]
 
     def _from_inline(self, piece: Piece, columns: list[str]) -> Iterator[Source]:
+        if piece.load is not None:
+            return
         for entry in piece.task.entries:
             if not entry.batch.inline:
                 continue

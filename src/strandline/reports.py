@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.handle import Handle
-from strandline.ids import ObjectKey
+from strandline.ids import MARKER_KEY, ObjectKey
 from strandline.state.replay import State
 from strandline.times import datetime_of
 from strandline.txn.view import View, views
@@ -92,11 +93,15 @@ def usage(handle: Handle, deadline: Deadline) -> pa.Table:
     objects: Counter[tuple[str | None, str]] = Counter()
     sizes: Counter[tuple[str | None, str]] = Counter()
     for info in store.location.blob.list("", timeout=deadline.remaining()):
-        try:
-            key = ObjectKey.parse(info.key)
-            group = (names.get(key.shard), str(key.kind))
-        except UsageError:
-            group = (None, "other")
+        group: tuple[str | None, str] = (None, "other")
+        if info.key == MARKER_KEY:
+            group = (None, "marker")
+        elif "/" not in info.key:
+            continue  # the log of a directory lies beside its objects
+        else:
+            with suppress(UsageError):
+                key = ObjectKey.parse(info.key)
+                group = (names.get(key.shard), key.kind)
         objects[group] += 1
         sizes[group] += info.size
     rows = [

@@ -53,10 +53,21 @@ def names_in(text: str) -> set[str]:
 
 def parse_write(kind: str, text: str) -> Insert | Update | Delete:
     """The statement in its pieces; `UsageError` for clauses that are not supported."""
-    words = _Words([t for t in tokens(text) if t.kind not in {"comment", "space"}])
+    words = _Words(_without_comments(text))
     if kind == "INSERT":
         return _insert(words)
     return _update(words) if kind == "UPDATE" else _delete(words)
+
+
+def _without_comments(text: str) -> list[Token]:
+    """The words of a text; where a comment was is a space."""
+    words: list[Token] = []
+    for token in tokens(text):
+        if token.kind not in {"comment", "space"}:
+            words.append(token)
+        elif words:
+            words[-1] = words[-1]._replace(gap=words[-1].gap + " ")
+    return words
 
 
 class _Words:
@@ -112,7 +123,7 @@ class _Words:
         return self.until()
 
     def _text(self, start: int, end: int) -> str:
-        return "".join(token.word + (token.gap or " ") for token in self._words[start:end]).strip()
+        return "".join(token.word + token.gap for token in self._words[start:end]).strip()
 
 
 def _insert(words: _Words) -> Insert:
@@ -135,7 +146,7 @@ def _insert(words: _Words) -> Insert:
     query = words.until(("RETURNING",), ("ON", "CONFLICT"))
     if words.peek():
         raise UsageError(f"INSERT … {words.rest()}: this clause is not supported; leave it out")
-    return Insert(target, columns, by_name, f"{before} {query}".strip().rstrip(";"))
+    return Insert(target, columns, by_name, f"{before} {query}".strip().rstrip("; "))
 
 
 def _names(words: _Words) -> Iterator[str]:

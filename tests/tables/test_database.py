@@ -168,6 +168,27 @@ def test_handles_follow_a_renamed_table(db: Database) -> None:
     assert db.tables() == ["New", "taken"]
 
 
+def test_status_and_usage_tell_what_is_stored(db: Database) -> None:
+    small = db.create_table("small", {"k": [1], "v": ["a"]}, row_keys="k")
+    large = db.create_table("large", {"k": range(20_000), "v": ["x"] * 20_000}, row_keys="k")
+    apply(large)
+    small.append({"k": [2], "v": ["b"]})
+    found = {row["table"]: row for row in db.status().to_pylist()}
+    assert list(found) == ["large", "small"]
+    assert (found["large"]["rows"], found["large"]["parts"], found["large"]["leaves"]) == (
+        20_000,
+        1,
+        1,
+    )
+    assert (found["small"]["rows"], found["small"]["parts"], found["small"]["backlog"]) == (2, 0, 2)
+    assert found["small"]["latest"] == db.history(1)["time"][0].as_py()
+    used = db.usage().to_pylist()
+    (part,) = [row for row in used if row["kind"] == "part"]
+    assert (part["table"], part["objects"], part["bytes"]) == ("large", 1, found["large"]["bytes"])
+    assert [row["objects"] for row in used if row["kind"] == "marker"] == [1]
+    assert not [row for row in used if row["kind"] == "other"]
+
+
 def test_two_handles_see_each_others_commits_at_once(
     open_database: Callable[..., Database],
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from strandline.testing.scheduler import Process, Scheduler
@@ -34,6 +34,13 @@ class SimEnv:
 
     def token_hex(self, nbytes: int) -> str:
         return self._scheduler.random.randbytes(nbytes).hex()
+
+    def stream(
+        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
+    ) -> Iterator[B]:
+        """One after the other, as they are asked for."""
+        for item in items:
+            yield function(item)
 
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """One after the other, in any order: as if the threads had got their turns like that."""
