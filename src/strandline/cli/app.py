@@ -69,11 +69,10 @@ def _status(run: Callable[[], Any], *, debug: bool) -> int:
         if not message.strip():
             return error.exit_code  # no command: its help was shown
         hint = "" if context is None else f" (see {context.command_path} --help)"
-        return _told(error, message + hint, error.exit_code, debug=debug)
-    except sl.UsageError as error:
-        return _told(error, str(error), EXIT_USAGE, debug=debug)
+        return _told(error, message.rstrip(".") + hint, error.exit_code, debug=debug)
     except sl.StrandlineError as error:
-        return _told(error, str(error), EXIT_FAILED, debug=debug)
+        status = EXIT_USAGE if isinstance(error, sl.UsageError) else EXIT_FAILED
+        return _told(error, str(error), status, debug=debug)
     except (typer.Abort, KeyboardInterrupt) as error:
         return _told(error, "interrupted", EXIT_FAILED, debug=False)
     except OSError as error:

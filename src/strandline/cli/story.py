@@ -1,0 +1,114 @@
+"""Tells what the demo does while it does it, and keeps the times."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from strandline.cli.progress import Report
+
+__all__ = ["Story", "console_for", "median_seconds", "seconds"]
+
+FIGURES = pa.schema([("step", pa.string()), ("seconds", pa.float64()), ("says", pa.string())])
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it.
+
+    >>> seconds(0.00123), seconds(12.3)
+    ('1.2 ms', '12.3 s')
+    """
+    return f"{value * 1000:.1f} ms" if value < 0.1 else f"{value:.1f} s"
+
+
+@dataclass
+class Story:
+    """A sequence of steps on a console, each with a headline, a line of why, and its time."""
+
+    console: Console
+    figures: list[dict[str, object]] = field(default_factory=list)
+    _count: int = 0
+
+    def begin(self, title: str, says: str) -> None:
+        """Opens a step."""
+        self._count += 1
+        self.console.print(f"\n[bold cyan]{self._count}. {title}[/bold cyan]")
+        self.console.print(f"[dim]{says}[/dim]")
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[Report]:
+        """Measures the block; on a terminal a bar shows that something goes on."""
+        console = Console(stderr=True)
+        start = time.perf_counter()
+        with Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as progress:
+            task = progress.add_task(step, total=None)
+
+            def report(done: float, of: float | None = None, /) -> None:
+                if of is not None:
+                    progress.update(task, total=of)
+                progress.update(task, completed=done)
+
+            yield report
+        self.note(step, time.perf_counter() - start)
+
+    def note(self, step: str, took: float, says: str = "") -> None:
+        """Prints and keeps a measured time."""
+        self.figures.append({"step": step, "seconds": took, "says": says})
+        self.console.print(f"   {step}: [bold]{seconds(took)}[/bold] {says}".rstrip())
+
+    def say(self, text: str) -> None:
+        """One more line."""
+        self.console.print(f"   {text}")
+
+    def rows(self, table: pa.Table, columns: Sequence[str], shown_max: int = 8) -> None:
+        """The first rows of a table, in some of its columns."""
+        shown = Table(box=None, padding=(0, 2), header_style="bold")
+        for name in columns:
+            number = pa.types.is_integer(table.schema.field(name).type)
+            shown.add_column(name, justify="right" if number else "left")
+        for row in table.slice(0, shown_max).select(columns).to_pylist():
+            shown.add_row(*(_shown(value) for value in row.values()))
+        self.console.print(shown)
+        if table.num_rows > shown_max:
+            self.say(f"… and {table.num_rows - shown_max} more")
+
+    def closing(self) -> pa.Table:
+        """All figures."""
+        return pa.Table.from_pylist(self.figures, schema=FIGURES)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def median_seconds(function: Callable[[int], object], times: int) -> float:
+    """The median time of a call, which is told how many came before."""
+    took = []
+    for at in range(times):
+        start = time.perf_counter()
+        function(at)
+        took.append(time.perf_counter() - start)
+    return sorted(took)[times // 2]
+
+
+def console_for(*, output_is_story: bool) -> Console:
+    """Where the story goes: beside the output if that is for a program."""
+    return Console(file=sys.stdout if output_is_story else sys.stderr, highlight=False)
