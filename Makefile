@@ -75,6 +75,10 @@ sim: $(STAMP) ## play many seeded histories in the simulator (SEEDS=2000 SEED=1)
 bench: $(STAMP) ## run the benchmarks and print their ratios (BENCH_ARGS=...)
 	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
 
+.PHONY: docs
+docs: $(STAMP) ## write the generated parts of docs/ anew
+	@$(PYTHON) tools/docs.py
+
 # Stubs come from protoc itself.
 .PHONY: proto
 proto: $(STAMP) ## generate the protobuf modules and their stubs
@@ -93,5 +97,5 @@ wheel: $(STAMP) ## build the wheel into dist/
 
 .PHONY: clean
 clean: ## remove everything that the targets made, the environment included
-	rm -rf $(VENV) build dist demo-data .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-lake .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
