@@ -24,11 +24,13 @@ from strandline.state.commands import (
     Split,
     TableChange,
     Tidy,
+    Write,
 )
 from strandline.state.decide import TOKEN_WINDOW, Author, current_table, decide
 from strandline.state.model import (
     EVERYTHING,
     L0,
+    Batch,
     Dead,
     Interval,
     Meta,
@@ -223,6 +225,18 @@ def test_a_change_that_was_tidied_is_still_a_change() -> None:
     with pytest.raises(TransactionConflict):
         shard.commit(write("t1", unchanged_since=6), clock=7)
     assert shard.commit(write("t1", unchanged_since=7), clock=7) == CommitResult(7)
+
+
+def test_a_write_without_rows_is_a_condition_and_no_change() -> None:
+    shard = database("orders", "parts")
+    shard.commit(write("t1"), clock=5)
+    read = Write("t1", Batch(), unchanged_since=6)
+    assert shard.commit(write("t2"), read, clock=6) == CommitResult(6)
+    assert [entry.table for entry in shard.entries()] == ["t1", "t2"]
+    assert shard.commit(write("t2"), read, clock=7) == CommitResult(7), "reading is no change"
+    shard.commit(write("t1"), clock=8)
+    with pytest.raises(TransactionConflict):
+        shard.commit(write("t2"), read, clock=9)
 
 
 def test_one_refused_write_refuses_the_commit() -> None:

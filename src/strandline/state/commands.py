@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One batch for one table, within a commit."""
+    """One batch for one table, within a commit; one without rows is a condition and no more."""
 
     table: str
     batch: Batch

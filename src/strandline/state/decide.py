@@ -144,8 +144,9 @@ def _commit(state: State, command: Commit, author: Author) -> _Changes:
     _check_names(state, command.changes)
     for ordinal, write in enumerate(command.writes):
         _check_write(state, write, changes.get(write.table))
-        entry = Entry(write.table, time, ordinal, author.session, write.batch)
-        diffs.append(Diff("entries", (write.table, time, ordinal), entry))
+        if write.batch.rows:  # else it is a condition, and changes nothing
+            entry = Entry(write.table, time, ordinal, author.session, write.batch)
+            diffs.append(Diff("entries", (write.table, time, ordinal), entry))
     diffs += _tidied(state, command.tidies)[0]
     if command.token is not None:
         diffs.append(_remember_token(state, command.token, time))
