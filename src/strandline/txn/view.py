@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption
@@ -14,6 +15,8 @@ from strandline.state.replay import State
 from strandline.txn.store import Store
 
 __all__ = ["View", "view_of", "views"]
+
+A = TypeVar("A")
 
 _POLL_SECONDS = 0.01
 """How often a read-only handle looks whether the time that it waits for has come."""
@@ -40,20 +43,46 @@ def views(
     Errors: UnknownTable, AsOfTooOld, AsOfInFuture, DeadlineExceeded.
     """
     deadline = Deadline(store.env, timeout)
-    state, time = _settled(store, as_of, deadline)
-    if names is None:
-        versions = store.txns.tables(state, as_of and time)
-    else:
-        versions = [store.txns.table(state, name, as_of and time) for name in names]
-    return [_view(store, state, version, time, deadline) for version in versions]
+
+    def look(state: State, time: int) -> list[View]:
+        if names is None:
+            versions = store.txns.tables(state, as_of and time)
+        else:
+            versions = [store.txns.table(state, name, as_of and time) for name in names]
+        return [_view(store, state, version, time, deadline) for version in versions]
+
+    return _looked(store, as_of, deadline, look)
 
 
 def view_of(store: Store, table: str, as_of: int | None, *, timeout: float) -> View:
     """The same for one table by its id, whatever its name was."""
     deadline = Deadline(store.env, timeout)
+
+    def look(state: State, time: int) -> View:
+        version = store.txns.table_by_id(state, table, as_of and time)
+        return _view(store, state, version, time, deadline)
+
+    return _looked(store, as_of, deadline, look)
+
+
+def _looked(
+    store: Store, as_of: int | None, deadline: Deadline, look: Callable[[State, int], A]
+) -> A:
+    """What `look` makes of a state of the txns shard and the time to be read."""
     state, time = _settled(store, as_of, deadline)
-    version = store.txns.table_by_id(state, table, as_of and time)
-    return _view(store, state, version, time, deadline)
+    while True:
+        try:
+            return look(state, time)
+        except AsOfTooOld:
+            # SUBTLE: the data shard is read after the txns shard. With a short retention, a
+            # compaction in between may have given up what was the latest time; by now another is.
+            before = time
+            if as_of is not None:
+                raise
+            state, time = _settled(store, as_of, deadline)
+            if time == before:
+                raise
+            deadline.check("reading the latest time", may_have_happened=False)
 
 
 def _settled(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State, int]:
