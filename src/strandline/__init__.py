@@ -1,5 +1,8 @@
 """Strandline: a transactional table store on object storage, for Python and Spark."""
 
+from importlib import import_module
+from typing import Any
+
 from strandline.connect import connect
 from strandline.database import Database
 from strandline.errors import (
@@ -19,6 +22,7 @@ from strandline.errors import (
     UpperMismatch,
     UsageError,
 )
+from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql import Relation
@@ -53,3 +57,17 @@ __all__ = [
     "__version__",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`sl.spark`, loaded when it is first asked for: pyspark takes long and may be missing."""
+    if name == "spark":
+        return import_module("strandline.spark")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# A Spark session passed as `engine=` brings `strandline.spark` in, however the session was made.
+register_engine(
+    lambda engine: type(engine).__module__.startswith("pyspark."),
+    lambda engine, store, version: import_module("strandline.spark").runner(engine, store, version),
+)

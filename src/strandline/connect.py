@@ -35,7 +35,7 @@ from strandline.state.model import FORMAT
 from strandline.txn.background import open_store
 from strandline.txn.store import Store
 
-__all__ = ["LOG_FILE", "Marker", "connect", "decode_marker", "encode_marker"]
+__all__ = ["LOG_FILE", "Marker", "connect", "decode_marker", "encode_marker", "open_blob"]
 
 LOG_FILE = "log.sqlite"
 """The log of a database in a directory, beside the objects. No key of an object ends like this."""
@@ -85,6 +85,11 @@ def _reopen(origin: Origin) -> Store:
     """The same database, opened by another process than the one that has a handle on it."""
     timeout = origin.settings.timeout_seconds
     return _open(_place(origin.url), origin, create=False, timeout=timeout)
+
+
+def open_blob(url: str, env: Env) -> Blob:
+    """The objects of the database at `url`, without its log: for workers that only move data."""
+    return _place(url).blob(env)
 
 
 # --- places
