@@ -35,9 +35,6 @@ __all__ = ["Piece", "Reading", "Want", "arrow_of", "parts_of", "typed", "united_
 _PIECE_ROWS = 262_144
 """Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
 
-_AHEAD_PER_THREAD = 2
-"""Pieces that a stream reads ahead for each of the machine's cores; they bound its memory."""
-
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -132,8 +129,9 @@ class Reading:
         if limit is not None or self._reads_others():
             yield from map(self.read, pieces)
             return
-        env, threads = self._handle.store.env, self._handle.store.settings.threads
-        yield from env.stream(self.read, pieces, ahead=_AHEAD_PER_THREAD * threads)
+        store = self._handle.store
+        # As many at once as there are cores: they are what bounds the memory of a stream.
+        yield from store.env.stream(self.read, pieces, ahead=store.settings.threads)
 
     def count(self) -> int:
         """How many rows there are; from metadata where that is exact."""

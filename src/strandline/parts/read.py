@@ -123,9 +123,9 @@ class PartReader:
 
         def chunk(groups: Sequence[int]) -> Callable[[float], pa.Table]:
             def load(seconds: float) -> pa.Table:
-                return plan.clipped(
-                    self._decode(opened, groups, plan, Deadline(self._env, seconds))
-                )
+                # Several run at once: threads of Arrow's own would only be in their way.
+                deadline = Deadline(self._env, seconds)
+                return plan.clipped(self._decode(opened, groups, plan, deadline, threads=False))
 
             return load
 
@@ -194,7 +194,13 @@ class PartReader:
             closing.close()
 
     def _decode(
-        self, opened: OpenPart, groups: Sequence[int], plan: Plan, deadline: Deadline
+        self,
+        opened: OpenPart,
+        groups: Sequence[int],
+        plan: Plan,
+        deadline: Deadline,
+        *,
+        threads: bool = True,
     ) -> pa.Table:
         """The rows of some row groups, in the plan's columns as they are stored."""
         part = opened.part
@@ -204,7 +210,7 @@ class PartReader:
             table = guarded(
                 part,
                 lambda: file.reader.read_row_groups(
-                    groups, column_indices=plan.leaves, use_threads=True
+                    groups, column_indices=plan.leaves, use_threads=threads
                 ),
             )
         except BaseException:
