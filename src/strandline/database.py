@@ -20,6 +20,7 @@ from strandline.parts.conform import to_arrow
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema, new_schema, validate_table_name
 from strandline.reports import status, usage
+from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
@@ -228,6 +229,19 @@ class Database:
         """
         names = [table] if isinstance(table, str) else table
         return planned(self._handle, names, strategy, self._handle.deadline(timeout))
+
+    def split(
+        self, table: str | Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[SplitReport]:
+        """Splits leaves with more rows than the property `split_rows`, at medians of their keys.
+
+        `table` is a name, a list of names, or None for all tables that are online. Returns, per
+        table, the leaves before and after, and how many stay too large because a single row key
+        fills them. No data is rewritten. `timeout` (seconds) defaults to a day.
+        """
+        names = [table] if isinstance(table, str) else table
+        limit = _LONG_SECONDS if timeout is None else timeout
+        return split(self._handle, names, self._handle.deadline(limit))
 
     def status(self, *, timeout: float | None = None) -> pa.Table:
         """One row per table: how it is stored, and what waits to be applied.

@@ -122,6 +122,29 @@ def test_split_points_make_leaves_before_the_table_is_named(db: Database) -> Non
         apply(table)
 
 
+def test_leaves_are_split_at_medians_and_every_row_stays_readable(db: Database) -> None:
+    schema = pa.schema([("a", pa.string()), ("b", pa.int64()), ("v", pa.int64())])
+    table = db.create_table("t", schema, row_keys=["a", "b"], properties={"split_rows": 20})
+    for start in (0, 1):
+        numbers = range(start, 100, 2)
+        table.append({"a": ["same"] * 50, "b": numbers, "v": numbers})
+    (report,) = db.split("t")
+    assert (report.leaves_before, report.leaves_after, report.too_large) == (1, 8, 0)
+    assert table.scan().explain().leaves_total == 8
+    assert table.scan(["v"]).to_arrow()["v"].to_pylist() == list(range(100))
+    assert table.scan(key_range=(("same", 12), ("same", 25))).explain().leaves == 1
+    assert db.split()[0].leaves_after == 8
+    db.compact("t")
+    assert table.get("same", 37)["v"].to_pylist() == [37]
+    hot = db.create_table(
+        "hot", {"a": ["one"] * 50, "b": [1] * 50, "v": range(50)}, row_keys=["a", "b"],
+        properties={"split_rows": 20},
+    )  # fmt: skip
+    (report,) = db.split(["hot"])
+    assert (report.leaves_after, report.too_large) == (1, 1)
+    assert hot.scan().count() == 50
+
+
 def test_a_dropped_table_is_unknown_to_its_handles_for_ever(db: Database) -> None:
     table = db.create_table("t", {"k": [1], "v": ["old"]}, row_keys="k")
     before = db.history(1)["time"][0].as_py()

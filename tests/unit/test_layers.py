@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
         "overlay",
         "reading",
         "reports",
+        "splitting",
         "statements",
         "writing",
     },
