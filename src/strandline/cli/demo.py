@@ -15,8 +15,8 @@ import typer
 
 import strandline as sl
 from strandline.cli.app import command
-from strandline.cli.loading import spark_module
 from strandline.cli.output import Form, Output, emit
+from strandline.cli.progress import Report
 from strandline.cli.reports import status_of
 from strandline.cli.story import Story, console_for, median_seconds
 
@@ -51,17 +51,16 @@ def demo(
     """
     story = Story(console_for(output_is_story=output is Form.TABLE))
     generator = _generator()
-    spark = spark_module()
     _prepare(path, keep=keep)
     _make_data(story, generator, path / "tpch", scale)
     story.begin(
         "Start Spark", "Imports and compactions run on it; reading and small writes do not."
     )
     with story.timed("Spark session"):
-        session = spark.session("strandline-demo")
+        session = sl.spark.session("strandline-demo")
     try:
         with sl.connect(path / "lake") as db:
-            _Demo(story, db, spark, session, path / "tpch").run()
+            _Demo(story, db, session, path / "tpch").run()
     finally:
         session.stop()
     if output is Form.TABLE:
@@ -125,7 +124,6 @@ def _farewell(story: Story, lake: Path) -> None:
 class _Demo:
     story: Story
     db: sl.Database
-    spark: Any
     session: Any
     data: Path
 
@@ -150,16 +148,14 @@ class _Demo:
         )
         lines = self.table("lineitem", "l_orderkey", "l_linenumber")
         orders = self.table("orders", "o_orderkey", ())
-        with self.story.timed("import of orders"):
-            commit = self.spark.import_table(
-                self.session, self.db, orders.name, self.files("orders")
-            )
+        with self.story.timed("import of orders") as report:
+            commit = self.load(orders.name, self.files("orders"), report)
         self.story.say(f"{commit.rows:,} rows in commit {commit.id}")
         shipped = self.frame().where(f"l_shipdate < date '{_NEW_YEAR}'")
-        with self.story.timed("import of lineitem"):
-            commit = self.spark.import_table(self.session, self.db, lines.name, shipped)
+        with self.story.timed("import of lineitem") as report:
+            commit = self.load(lines.name, shipped, report)
         self.story.say(f"{commit.rows:,} rows in commit {commit.id}")
-        return commit  # type: ignore[no-any-return]
+        return commit
 
     def leaves(self) -> None:
         """Shows how the table is partitioned."""
@@ -209,10 +205,10 @@ class _Demo:
             "Import again", "The shipments of 1998 arrive; their keys are spread over all leaves."
         )
         later = self.frame().where(f"l_shipdate >= date '{_NEW_YEAR}'")
-        with self.story.timed("second import"):
-            commit = self.spark.import_table(self.session, self.db, "lineitem", later)
+        with self.story.timed("second import") as report:
+            commit = self.load("lineitem", later, report)
         self.story.say(f"{commit.rows:,} rows more")
-        return commit  # type: ignore[no-any-return]
+        return commit
 
     def appends(self) -> sl.Commit:
         """Appends single rows."""
@@ -272,6 +268,17 @@ class _Demo:
         return self.db.create_table(
             name, schema, row_keys=row_keys, sort_keys=sort_keys, exist_ok=True
         )
+
+    def load(self, table: str, source: Any, report: Report) -> sl.Commit:
+        """Imports a DataFrame or files."""
+        commit: sl.Commit = sl.spark.import_table(
+            self.session,
+            self.db,
+            table,
+            source,
+            progress=lambda _, done, of: report(done, of),
+        )
+        return commit
 
     def files(self, name: str) -> list[str]:
         """The files of a table."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from strandline.cli.output import Form, Output, emit
 from strandline.cli.parsing import token_of
 from strandline.cli.progress import bar
 
-__all__ = ["emit_commit", "import_", "ingest", "spark_module"]
+__all__ = ["emit_commit", "import_", "ingest", "spark_session"]
 
 PANEL = "Writing"
 
@@ -54,16 +55,14 @@ def emit_commit(commit: sl.Commit, output: Form) -> None:
     emit(pa.Table.from_pylist([row], schema=COMMIT), output)
 
 
-def spark_module() -> Any:
-    """`strandline.spark`, loaded when a command needs it: with it comes PySpark."""
+@contextmanager
+def spark_session(**options: Any) -> Iterator[Any]:
+    """A session of Spark, stopped in the end."""
+    session = sl.spark.session(**options)
     try:
-        return importlib.import_module("strandline.spark")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("strandline"):
-            raise
-        raise sl.UsageError(
-            f"Spark needs the package {error.name}; install it: pip install 'strandline[spark]'"
-        ) from error
+        yield session
+    finally:
+        session.stop()
 
 
 @command("ingest", example="strandline ingest readings readings.csv", panel=PANEL)
@@ -101,16 +100,23 @@ def import_(
     master: Annotated[
         str, typer.Option("--master", help="Spark's master, where it is not this machine.")
     ] = "local[*]",
+    token: Token = None,
     output: Output = Form.TABLE,
 ) -> None:
     """Append files to a table in one commit, on Spark: for what is large."""
     paths = [str(path) for path, _ in found(files)]
-    spark = spark_module()
-    with open_database(ctx, write=True) as db, bar(f"importing into {name} on Spark"):
+    with open_database(ctx, write=True) as db:
         db.table(name)  # a table that is not there is no reason to start Spark
-        session = spark.session(master=master)
-        try:
-            commit = spark.import_table(session, db, name, paths)
-        finally:
-            session.stop()
+        with (
+            bar(f"importing into {name} on Spark") as report,
+            spark_session(master=master) as spark,
+        ):
+            commit = sl.spark.import_table(
+                spark,
+                db,
+                name,
+                paths,
+                token=token_of(token),
+                progress=lambda _, done, of: report(done, of),
+            )
     emit_commit(commit, output)

@@ -14,8 +14,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from strandline.cli.progress import Report
+from strandline.cli.tables import readable_bytes
 
 __all__ = ["Story", "console_for", "median_seconds", "seconds"]
+
+_PLAIN_WIDTH = 120
+"""Of a console that is no screen."""
 
 FIGURES = pa.schema([("step", pa.string()), ("seconds", pa.float64()), ("says", pa.string())])
 
@@ -83,7 +87,7 @@ class Story:
             number = pa.types.is_integer(table.schema.field(name).type)
             shown.add_column(name, justify="right" if number else "left")
         for row in table.slice(0, shown_max).select(columns).to_pylist():
-            shown.add_row(*(_shown(value) for value in row.values()))
+            shown.add_row(*(_shown(name, value) for name, value in row.items()))
         self.console.print(shown)
         if table.num_rows > shown_max:
             self.say(f"… and {table.num_rows - shown_max} more")
@@ -93,9 +97,11 @@ class Story:
         return pa.Table.from_pylist(self.figures, schema=FIGURES)
 
 
-def _shown(value: object) -> str:
+def _shown(name: str, value: object) -> str:
     if value is None:
         return "-"
+    if name == "bytes" and isinstance(value, int):
+        return readable_bytes(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -111,4 +117,7 @@ def median_seconds(function: Callable[[int], object], times: int) -> float:
 
 def console_for(*, output_is_story: bool) -> Console:
     """Where the story goes: beside the output if that is for a program."""
-    return Console(file=sys.stdout if output_is_story else sys.stderr, highlight=False)
+    console = Console(file=sys.stdout if output_is_story else sys.stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    return console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import typer
 
 from strandline.cli.app import LONG_SECONDS, Timeout, command, open_database
-from strandline.cli.loading import spark_module
+from strandline.cli.loading import spark_session
 from strandline.cli.output import Form, Output, emit
 from strandline.cli.progress import bar
 
@@ -75,18 +76,10 @@ def compact(
         names = [name] if name is not None else None
         if names is not None:
             db.table(names[0])  # a table that is not there is no reason to start Spark
-        running: Any = spark_module().session() if engine is Engine.SPARK else None
-        try:
+        with spark_session() if engine is Engine.SPARK else nullcontext("local") as where:
             reports = db.compact(
-                names,
-                strategy=chosen,
-                engine="local" if running is None else running,
-                progress=report,
-                timeout=timeout,
+                names, strategy=chosen, engine=where, progress=report, timeout=timeout
             )
-        finally:
-            if running is not None:
-                running.stop()
     emit(reported(reports), output, whole=True)
 
 
