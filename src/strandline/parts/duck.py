@@ -24,6 +24,8 @@ __all__ = ["Passage", "run", "stream"]
 
 _BATCH_ROWS = 131_072
 _MIB = 1 << 20
+_THREAD_MIB = 48
+"""Less than this for each thread makes sorting fail instead of spilling."""
 
 
 class Passage:
@@ -109,7 +111,7 @@ def _streamed(
             ":memory:",
             config={
                 "threads": threads,
-                "memory_limit": f"{max(memory_bytes // _MIB, 64)}MiB",
+                "memory_limit": f"{max(memory_bytes // _MIB, _THREAD_MIB * threads)}MiB",
                 "temp_directory": directory,
                 # Rows come out ordered by what the query says, and by nothing else.
                 "preserve_insertion_order": False,
@@ -119,7 +121,8 @@ def _streamed(
             connection.register("source", source)
             for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
                 yield passage.outwards(batch)
-        except duckdb.Error as error:
+        # Arrow's reader makes an OSError of what DuckDB says.
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
             if failures:
                 raise failures[0] from None
             raise LocationError(

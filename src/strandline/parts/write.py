@@ -88,60 +88,39 @@ def write_parts(  # noqa: PLR0913  each says something else about the parts
     A part ends before each of the encoded row keys `cuts` (ascending) if it has `cut_rows_min`
     rows by then, and once it has `settings.part_rows_target` rows, but never between rows of equal
     full key. `data` as in `write_part`. Memory is bounded however long the stream is. With an
-    `env`, up to `threads` parts are encoded side by side, as long as they are not too large to wait
-    for one another in memory.
+    `env`, parts are encoded on up to `threads` - 1 threads while further rows are gathered, unless
+    they are too large to wait in memory.
     """
 
-    def write(pieces: Iterable[pa.Table]) -> Part:
+    def write(key: str, pieces: Iterable[pa.Table]) -> Part:
         return write_part(
-            blob,
-            new_key(),
-            pieces,
-            schema,
-            identity=identity,
-            settings=settings,
-            timeout=timeout,
+            blob, key, pieces, schema, identity=identity, settings=settings, timeout=timeout
         )
 
     cutter = _Cutter(_Rows(data), KeyCodec(schema), cuts, cut_rows_min, settings)
-    parts: list[Part] = []
-    waiting = _Waiting(settings.sort_memory_bytes)
-    while (pieces := cutter.next_part()) is not None:
-        if env is None or threads < 2:
-            parts.append(write(pieces))
-            continue
-        whole = waiting.take(pieces)
-        if whole and len(waiting.parts) < threads:
-            continue
-        parts += env.parallel(write, waiting.parts)
-        if not whole:  # it is too large to be held: the rest of it is read as it is written
-            parts.append(write(chain(waiting.begun, pieces)))
-        waiting = _Waiting(waiting.bytes_max)
-    if env is not None:
-        parts += env.parallel(write, waiting.parts)
-    return parts
+    if env is None or threads < 2:
+        return [write(new_key(), pieces) for pieces in cutter.parts()]
 
+    def gathered() -> Iterator[Part | tuple[str, list[pa.Table]]]:
+        """Each part's rows; of a part that is too large to wait in memory, the part, written."""
+        bytes_max = settings.sort_memory_bytes * 3 // 8
+        for pieces in cutter.parts():
+            key, rows, size = new_key(), [], 0
+            for piece in pieces:
+                rows.append(piece)
+                size += piece.nbytes
+                if size > bytes_max:
+                    break
+            yield (key, rows) if size <= bytes_max else write(key, chain(rows, pieces))
 
-class _Waiting:
-    """Rows of whole parts, in memory until there are enough to encode them side by side."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.parts: list[list[pa.Table]] = []
-        self.begun: list[pa.Table] = []
-        self._bytes = 0
-
-    def take(self, pieces: Iterator[pa.Table]) -> bool:
-        """Takes a part's rows in; False if they are too many: what was read is in `begun`."""
-        rows: list[pa.Table] = []
-        for piece in pieces:
-            rows.append(piece)
-            self._bytes += piece.nbytes
-            if self._bytes > self.bytes_max:
-                self.begun = rows
-                return False
-        self.parts.append(rows)
-        return True
+    # One part's rows are gathered while those before it are encoded.
+    return list(
+        env.stream(
+            lambda item: item if isinstance(item, Part) else write(*item),
+            gathered(),
+            ahead=max(1, threads - 2),
+        )
+    )
 
 
 def _buffer_rows(settings: Settings) -> int:
@@ -213,9 +192,10 @@ class _Cutter:
         self._target = settings.part_rows_target
         self._step = min(_buffer_rows(settings), self._target)
 
-    def next_part(self) -> Iterator[pa.Table] | None:
-        """The rows of the next part in pieces, to be exhausted before the next call; None: none."""
-        return self._pieces() if self._stream.peek() else None
+    def parts(self) -> Iterator[Iterator[pa.Table]]:
+        """For each part its rows in pieces, to be exhausted before the next part is asked for."""
+        while self._stream.peek():
+            yield self._pieces()
 
     def _pieces(self) -> Iterator[pa.Table]:
         rows = 0
@@ -288,7 +268,9 @@ class _PartWriter:
         self._samples = _Samples()
         self._last_row: pa.Table | None = None
         self._times: list[int] = []
-        self._statistics = StatisticsBuilder(schema, settings.statistics_columns)
+        self._statistics = StatisticsBuilder(
+            schema, settings.statistics_columns, texts_from_footer=True
+        )
 
     def add(self, rows: pa.Table) -> None:
         """Encodes the next rows: whole row groups, except for the last ones of the part."""
@@ -319,7 +301,9 @@ class _PartWriter:
         pages_end = self._tail.size
         self._tail.hold()
         self._writer.close()
-        tail = self._with_chunks(self._tail.held, pages_end)
+        metadata = pq.read_metadata(pa.BufferReader(self._tail.held))
+        self._statistics.add_footer(metadata)
+        tail = self._chunk_table(metadata, pages_end) + self._tail.held
         self._tail.release(tail)
         return Part(
             key=self._key,
@@ -337,12 +321,12 @@ class _PartWriter:
             schema_version=self._schema.version,
         )
 
-    def _with_chunks(self, footer: bytes, pages_end: int) -> bytes:
-        """Parquet's footer with the table of chunks before it."""
-        bounds = _chunk_bounds(pq.read_metadata(pa.BufferReader(footer)))
+    def _chunk_table(self, metadata: pq.FileMetaData, pages_end: int) -> bytes:
+        """What goes before Parquet's footer: see `strandline.parts.verified`."""
+        bounds = _chunk_bounds(metadata)
         if bounds[0] != len(MAGIC) or bounds[-1] != pages_end:
             raise RuntimeError(f"the part {self._key} has bytes that belong to no chunk")
-        return self._tail.recorder.chunks(bounds).to_bytes() + footer
+        return self._tail.recorder.chunks(bounds).to_bytes()
 
     def let_go(self) -> None:
         """To be called in the end, also after an error: nothing is passed on any more."""
