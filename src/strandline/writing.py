@@ -148,7 +148,8 @@ def commit_writes(
     real = [(version, write) for version, write in writes if _matters(write)]
     if not real and not changes and options.token is None:
         return _nothing(handle, writes, options)
-    for _, write in real:
+    written = [write for _, write in real if write.batch.rows]
+    for write in written:
         store.background.before_write(write.table, timeout=options.deadline.remaining())
     result = store.txns.commit(
         writes=[write for _, write in real],
@@ -161,10 +162,10 @@ def commit_writes(
     if result.repeated:
         return commit_at(store, result.time, options.deadline)
     store.background.after_commit(
-        [(w.table, len(w.batch.inline), bool(w.batch.parts)) for _, w in real],
+        [(w.table, len(w.batch.inline), bool(w.batch.parts)) for w in written],
         timeout=options.deadline.remaining(),
     )
-    rows = sum(write.batch.rows for _, write in real)
+    rows = sum(write.batch.rows for write in written)
     names = dict.fromkeys(version.name for version, write in real if write.batch.rows)
     return Commit(result.time, rows, tuple(names))
 
@@ -198,10 +199,9 @@ def commit_computed(
 ) -> Commit:
     """Commits what `compute` makes of the table, if the table is still what it was computed from.
 
-    `reads` are ids of other tables that have to be, too.
-
-    Else it is computed again, until the deadline. Where nothing is to be changed and there is no
-    token to remember, nothing is written, and the commit is that of the read.
+    `reads` are ids of other tables that have to be, too. Else it is computed again, until the
+    deadline. Where nothing is to be changed and there is no token to remember, nothing is
+    written, and the commit is that of the read.
     """
     store = handle.store
     pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
@@ -210,9 +210,9 @@ def commit_computed(
         batches = [batch for batch in compute(view) if batch.rows]
         if not batches and options.token is None:
             return Commit(view.as_of, 0, ())
-        writes = [
-            (view.version, Write(table, batch, unchanged_since=view.as_of + 1)) for batch in batches
-        ]
+        writes = [(view.version, Write(table, batch)) for batch in batches]
+        # Also where there is nothing to write: a token's commit says so of its own, later time.
+        writes += [(view.version, unchanged(each, view.as_of)) for each in (table, *reads)]
         try:
             return commit_writes(handle, writes, options)
         except TransactionConflict:

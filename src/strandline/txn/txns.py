@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -173,6 +173,10 @@ def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[W
     note: dict[str, object] = {"operation": operation}
     if metadata:
         note["metadata"] = dict(metadata)
-    if writes:
-        note["rows"] = {write.table: write.batch.rows for write in writes}
+    rows: Counter[str] = Counter()
+    for write in writes:
+        if write.batch.rows:
+            rows[write.table] += write.batch.rows
+    if rows:
+        note["rows"] = rows
     return json.dumps(note, separators=(",", ":"), ensure_ascii=False)

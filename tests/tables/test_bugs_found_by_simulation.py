@@ -1,0 +1,137 @@
+"""One test for each fault that a simulated history found in the layers below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from strandline import writing
+from strandline.database import Database
+from strandline.env import RealEnv
+from strandline.handle import Handle, Origin
+from strandline.ids import DatabaseId, ShardId
+from strandline.location import Location
+from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.settings import Settings
+from strandline.table import Table
+from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob
+from strandline.txn import view
+from strandline.txn.background import open_store
+from tests.tables.helpers import apply
+
+COLUMNS = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+
+
+def rows(*found: tuple[int, int | None]) -> pa.Table:
+    return pa.table({"k": [k for k, _ in found], "v": [v for _, v in found]}, schema=COLUMNS)
+
+
+def found(table: Table, **asked: Any) -> list[tuple[int, int | None]]:
+    return [(row["k"], row["v"]) for row in table.scan(**asked).to_arrow().to_pylist()]
+
+
+@pytest.fixture(name="events")
+def _events(db: Database) -> Table:
+    return db.create_table("events", COLUMNS, row_keys="k")
+
+
+def test_what_an_overwrite_adds_outlives_being_applied(events: Table) -> None:
+    # Its two entries, one with retractions and one without, became one part; the rows of the one
+    # without had no diff there, and counted for nothing.
+    events.append(rows((1, 1), (2, 2)))
+    events.overwrite(rows((1, 5), (3, 5)))
+    assert found(events) == [(1, 5), (3, 5)]
+    apply(events)
+    assert found(events) == [(1, 5), (3, 5)]
+
+
+def test_a_retraction_does_not_outlive_its_row_where_statistics_skip_that(events: Table) -> None:
+    # The part with the row was skipped, the entry with its retraction was not: "retracted more
+    # often than it was added".
+    events.append(rows((1, 1), (2, 1)))
+    apply(events)
+    events.append(rows((1, 7)))
+    events.delete(where="v = 1")
+    assert found(events, where="v > 5") == [(1, 7)]
+    apply(events)
+    assert found(events, where="v > 5") == [(1, 7)]
+
+
+def test_a_delete_with_a_token_that_finds_nothing_is_still_computed_from_its_read(
+    events: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It was committed at a time at which there was something to delete.
+    commit = writing.commit_writes
+    others = [rows((1, 1)), rows((2, 2))]
+
+    def late(*arguments: Any, **more: Any) -> Any:
+        if others:
+            data = others.pop()
+            monkeypatch.setattr(writing, "commit_writes", commit)
+            events.append(data)
+        return commit(*arguments, **more)
+
+    monkeypatch.setattr(writing, "commit_writes", late)
+    events.delete(where="v = 2", token=("cleaner", 1))
+    assert found(events) == []
+
+
+def test_history_counts_all_rows_of_an_overwrite(events: Table) -> None:
+    events.append(rows((1, 1), (2, 2)))
+    events.overwrite(rows((3, 3)))
+    assert events.history(1).to_pylist()[0]["rows"] == 3
+
+
+def test_the_latest_time_can_be_read_whatever_a_compaction_gives_up(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Between reading the txns shard and the data shard, since passed what had been the latest.
+    table = db.create_table("brief", COLUMNS, row_keys="k", properties={"retention": "0 seconds"})
+    table.append(rows((1, 1)))
+    data_for = view._data_for
+    meanwhile: list[Callable[[], object]] = [
+        lambda: table.append(rows((2, 2))),
+        lambda: apply(table),
+        lambda: table.append(rows((3, 3))),
+        lambda: db.compact("brief", strategy="full"),
+    ]
+
+    def slow(*arguments: Any) -> Any:
+        steps, meanwhile[:] = list(meanwhile), []
+        for step in steps:
+            step()
+        return data_for(*arguments)
+
+    monkeypatch.setattr(view, "_data_for", slow)
+    assert found(table) == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_commit_stands_when_the_work_after_it_fails() -> None:
+    # With background off the caller's thread applies after its commit; that it could not went to
+    # the caller as if the commit had not happened.
+    store, env = MemoryStore(), RealEnv()
+    broken: list[bool] = []
+
+    def decide(call: Call) -> Fault | None:
+        return FAIL_BEFORE if broken and call.kind == "upload" else None
+
+    blob = FaultyBlob(MemoryBlob(store, env), Faults(decide))
+    location = Location(blob, MemoryConsensus(store), "memory://", "memory://")
+    settings = Settings(background=False, apply_backlog_commits=1)
+    inside = open_store(
+        location, DatabaseId("d" + "0" * 32), ShardId("s" + "0" * 16), env, settings
+    )
+    origin = Origin("memory://", "rw", settings, lambda _: inside, leaves_process=False)
+    db = Database(Handle(inside, origin))
+    table = db.create_table("events", COLUMNS, row_keys="k")
+    broken.append(True)
+    table.append(rows((1, 1)))
+    assert found(table) == [(1, 1)]
+    assert store.objects == {}
+    broken.clear()
+    table.append(rows((2, 2)))
+    assert found(table) == [(1, 1), (2, 2)]
+    assert store.objects != {}
