@@ -241,14 +241,13 @@ class Reading:
         most = min(_PIECE_ROWS, max(8_192, (16 << 20) * rows // max(size, 1)))
         if limit is not None:
             most = min(most, max(8_192, limit))
-        if rows <= most:
+        steps = self._steps(task) if rows > most else []
+        if sum(count for _, count in steps) <= most:
             return [Piece(task, task.intervals)]
         several = len(parts) + sum(bool(e.batch.inline) for e in task.entries) > 1
         if self._alone_in(task) and not (several and self.want.ordered):
             return self._chunks(task, most)
-        bounds: list[bytes | None] = [b"", *self._cuts(task, most), None]
-        if len(bounds) == 2:
-            return [Piece(task, task.intervals)]
+        bounds: list[bytes | None] = [b"", *_cuts(steps, most), None]
         pieces = []
         for lower, upper in pairwise(bounds):
             span = Interval(lower or b"", upper)
@@ -281,8 +280,8 @@ class Reading:
             pieces.append(Piece(rest, task.intervals))
         return pieces
 
-    def _cuts(self, task: ReadTask, rows_max: int) -> list[bytes]:
-        """Keys between which the task has about `rows_max` rows to read; at row groups' bounds."""
+    def _steps(self, task: ReadTask) -> list[tuple[bytes, int]]:
+        """Where the row groups that the task has to read begin, and how many rows each has."""
         steps: list[tuple[bytes, int]] = []
         for part, place, _ in parts_of(task):
             opened = self._handle.store.reader.opened(part, timeout=self._seconds())
@@ -291,16 +290,7 @@ class Reading:
                 inside = interval.intersect(place)
                 if inside is not None:
                     steps += [(separators[group], rows) for group in opened.groups_in(inside)]
-        if len(steps) == 1:
-            return []
-        cuts: list[bytes] = []
-        gathered = 0
-        for key, rows in sorted(steps):
-            if gathered and gathered + rows > rows_max and (not cuts or key > cuts[-1]):
-                cuts.append(key)
-                gathered = 0
-            gathered += rows
-        return cuts
+        return steps
 
     def _check_missing(self, missing: BlobMissing) -> None:
         """Corruption if the table as it is stored now needs the object that was not found.
@@ -434,6 +424,18 @@ def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:
     for entry in task.entries:
         for part in entry.batch.parts:
             yield part, part.span, entry.time
+
+
+def _cuts(steps: Sequence[tuple[bytes, int]], rows_max: int) -> list[bytes]:
+    """Keys between which there are about `rows_max` rows."""
+    cuts: list[bytes] = []
+    gathered = 0
+    for key, rows in sorted(steps):
+        if gathered and gathered + rows > rows_max and (not cuts or key > cuts[-1]):
+            cuts.append(key)
+            gathered = 0
+        gathered += rows
+    return cuts
 
 
 def _has_diff(task: ReadTask) -> bool:
