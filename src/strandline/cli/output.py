@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 from pyarrow import csv, types
 
@@ -138,8 +139,16 @@ def _emit_json(rows: Rows) -> None:
 
 def _objects(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
     names = batch.schema.names
-    for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+    for values in zip(*(_values(column) for column in batch.columns), strict=True):
         yield {name: _plain(value) for name, value in zip(names, values, strict=True)}
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if not types.is_timestamp(column.type):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    # As Python values they would load pandas, in case of nanoseconds, and have narrower limits.
+    texts = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    return pc.replace_substring_regex(texts, r"\.0+(Z|[+-]|$)", r"\1").to_pylist()  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:  # noqa: PLR0911  one line per kind of value
