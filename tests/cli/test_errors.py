@@ -77,6 +77,13 @@ def test_damage_ends_with_status_1(lake: Run, tmp_path: Path) -> None:
     assert "strandline.json" in lake("tables", status=1).error
 
 
+def test_the_demo_removes_nothing_that_it_did_not_make(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "demo-lake").mkdir()
+    (tmp_path / "demo-lake" / "precious").write_text("!", encoding="utf-8")
+    assert "--path" in run("demo", status=2).error
+    assert (tmp_path / "demo-lake" / "precious").exists()
+
+
 def test_no_command_at_all_shows_the_help(run: Run) -> None:
     assert "ingest" in run(status=2).text
 

@@ -42,13 +42,6 @@ def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
     assert lines["parts"] == lines["leaves"]
 
 
-def test_the_demo_removes_nothing_that_it_did_not_make(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "demo-lake").mkdir()
-    (tmp_path / "demo-lake" / "precious").write_text("!", encoding="utf-8")
-    assert "--path" in run("demo", status=2).error
-    assert (tmp_path / "demo-lake" / "precious").exists()
-
-
 def test_files_are_imported_and_compacted_on_spark(lake: Run, tmp_path: Path) -> None:
     (commit,) = strandline("import", "readings", "readings.csv", cwd=tmp_path)
     assert commit["rows"] == 4
