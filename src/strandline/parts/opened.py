@@ -105,7 +105,8 @@ class OpenPart:
 
     def __init__(self, part: Part, file: pa.NativeFile) -> None:
         self.part = part
-        self.idle: list[pq.ParquetFile] = []
+        self.idle: dict[bool, list[pq.ParquetFile]] = {False: [], True: []}
+        """Readers that nobody uses; True: those that verify pages only."""
         tail = self._verified(file)
         self._tail = tail
         self.metadata = pq.read_metadata(pa.BufferReader(tail))
@@ -114,6 +115,9 @@ class OpenPart:
         self.stored = self.metadata.schema.to_arrow_schema()
         texts = self.metadata.metadata or {}
         self.about = Footer.about_of(texts)
+        self._verified_chunks = np.zeros(
+            (self.metadata.num_row_groups, self.metadata.num_columns), dtype=bool
+        )
         self._separators = Footer.separators_of(texts)
         self._texts = texts
         self._plans: dict[tuple[int, tuple[str, ...] | None, bool], _Columns] = {}
@@ -149,15 +153,32 @@ class OpenPart:
         """The part as a file that verifies what is read, on an open file of it."""
         return VerifiedFile(self.part, source, self._chunks, self._tail)
 
-    def parquet(self, source: pa.NativeFile) -> pq.ParquetFile:
-        """A reader on an open file of the part, for one thread at a time."""
+    def parquet(self, source: pa.NativeFile, *, pages_only: bool = False) -> pq.ParquetFile:
+        """A reader on an open file of the part, for one thread at a time.
+
+        It verifies chunks, headers of pages included; `pages_only`: what is in the pages.
+        """
         # Reads ahead of need only where a request costs much; the local reads that it saves cost
         # less than gathering them. Page checksums need not be verified on top of those of chunks.
         return pq.ParquetFile(
-            self.file(source),
+            source if pages_only else self.file(source),
             metadata=self.metadata,
             pre_buffer=not isinstance(source, _LOCAL),
+            page_checksum_verification=pages_only,
         )
+
+    def headers_verified(self, groups: Sequence[int], leaves: Sequence[int]) -> bool:
+        """Whether the chunks of these columns in these row groups were verified whole before.
+
+        SUBTLE: like the footer, the headers of pages are then taken to be what this handle saw;
+        what is in the pages is verified on every read. Verifying chunks again goes through Python
+        for each, which keeps the threads of a scan waiting for one another.
+        """
+        return bool(self._verified_chunks[np.ix_(groups, leaves)].all())
+
+    def note_verified(self, groups: Sequence[int], leaves: Sequence[int]) -> None:
+        """Remembers that these chunks were read through a reader that verifies chunks."""
+        self._verified_chunks[np.ix_(groups, leaves)] = True
 
     def rows_of(self, groups: Sequence[int]) -> int:
         """How many rows the row groups have. All but the last have equally many."""

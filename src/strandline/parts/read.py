@@ -42,7 +42,7 @@ class PartReader:
         self._env = env
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenPart] = OrderedDict()
-        self._files: OrderedDict[int, tuple[OpenPart, pq.ParquetFile]] = OrderedDict()
+        self._files: OrderedDict[int, tuple[list[pq.ParquetFile], pq.ParquetFile]] = OrderedDict()
 
     def read(
         self,
@@ -154,7 +154,7 @@ class PartReader:
             self._open[part.key] = opened
             while len(self._open) > self._settings.footer_cache_entries:
                 self._open.popitem(last=False)
-        self._put_back(opened, reader)
+        self._put_back(opened, reader, pages_only=False)
         return opened
 
     def close(self) -> None:
@@ -163,7 +163,8 @@ class PartReader:
             files = [file for _, file in self._files.values()]
             self._files.clear()
             for opened in self._open.values():
-                opened.idle.clear()
+                for idle in opened.idle.values():
+                    idle.clear()
         for file in files:
             file.close()
 
@@ -172,24 +173,25 @@ class PartReader:
     def _file(self, part: Part, timeout: float) -> pa.NativeFile:
         return guarded(part, lambda: self._blob.open(part.key, timeout=timeout))
 
-    def _take(self, opened: OpenPart, timeout: float) -> pq.ParquetFile:
+    def _take(self, opened: OpenPart, timeout: float, *, pages_only: bool) -> pq.ParquetFile:
         """A reader of the part that nobody else uses until it is put back."""
         with self._lock:
-            if opened.idle:
-                file = opened.idle.pop()
+            if opened.idle[pages_only]:
+                file = opened.idle[pages_only].pop()
                 del self._files[id(file)]
                 return file
         source = self._file(opened.part, timeout)
-        return guarded(opened.part, lambda: opened.parquet(source))
+        return guarded(opened.part, lambda: opened.parquet(source, pages_only=pages_only))
 
-    def _put_back(self, opened: OpenPart, file: pq.ParquetFile) -> None:
+    def _put_back(self, opened: OpenPart, file: pq.ParquetFile, *, pages_only: bool) -> None:
         closing = None
+        idle = opened.idle[pages_only]
         with self._lock:
-            opened.idle.append(file)
-            self._files[id(file)] = (opened, file)
+            idle.append(file)
+            self._files[id(file)] = (idle, file)
             if len(self._files) > _FILES_MAX:
                 _, (owner, closing) = self._files.popitem(last=False)
-                owner.idle.remove(closing)
+                owner.remove(closing)
         if closing is not None:
             closing.close()
 
@@ -205,7 +207,9 @@ class PartReader:
         """The rows of some row groups, in the plan's columns as they are stored."""
         part = opened.part
         deadline.check(f"reading the part {part.key}", may_have_happened=False)
-        file = self._take(opened, deadline.remaining())
+        # A lookup reads few chunks, and verifying those whole costs it less than pages would.
+        known = not threads and opened.headers_verified(groups, plan.leaves)
+        file = self._take(opened, deadline.remaining(), pages_only=known)
         try:
             table = guarded(
                 part,
@@ -216,7 +220,8 @@ class PartReader:
         except BaseException:
             file.close()
             raise
-        self._put_back(opened, file)
+        self._put_back(opened, file, pages_only=known)
+        opened.note_verified(groups, plan.leaves)
         rows = opened.rows_of(groups)
         if table.num_rows != rows:
             raise damaged(part, f"it has {table.num_rows} rows where {rows} were written")
