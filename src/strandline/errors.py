@@ -129,7 +129,7 @@ class LocationError(StrandlineError):
 
 
 class DeadlineExceeded(LocationError, TimeoutError):
-    """The time given ran out. `may_have_happened` says whether the thing may be done all the same."""
+    """The time given ran out; `may_have_happened` says whether the thing may be done anyway."""
 
     kind = "deadline"
 

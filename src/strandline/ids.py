@@ -89,13 +89,13 @@ def new_rollup_id(env: Env) -> RollupId:
 def parse_id(text: str, prefix: str) -> str:
     """The id itself if it is one with that prefix, else a `UsageError`."""
     if not _ID.match(text) or text[0] != prefix:
-        raise UsageError(f"{text!r} is not an id that starts with {prefix!r} and goes on in hex digits")
+        raise UsageError(f"{text!r} is not an id: {prefix!r} followed by hex digits")
     return text
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """Where one object of a shard is, in parts; `str(key)` is its key in Blob and `parse` the way back."""
+    """Where one object of a shard is; `str(key)` is its key in Blob, `parse` the way back."""
 
     session: SessionId
     shard: ShardId

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -53,6 +53,11 @@ class StillEnv:
 
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         return [function(item) for item in items]
+
+    def stream(
+        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
+    ) -> Iterator[B]:
+        return map(function, items)
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         raise NotImplementedError
