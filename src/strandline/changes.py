@@ -114,11 +114,11 @@ def update_rows(
 def overwrite(
     handle: Handle, version: TableVersion, selected: Selected, data: Any, options: WriteOptions
 ) -> Commit:
-    """Replaces the selected rows by data, in one commit."""
+    """Replaces the selected rows by data, or by a batch that is staged already, in one commit."""
     schema = typed(version)[0]
     # Staged once: the data may be a stream that can be read once, and what is computed again after
     # a conflict is only what goes.
-    new = build(handle, version, data, options)
+    new = data if isinstance(data, Batch) else build(handle, version, data, options)
 
     def compute(view: View) -> list[Batch]:
         old = _deletion(handle, view, selected, options)

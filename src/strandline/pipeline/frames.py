@@ -19,15 +19,23 @@ from strandline.parts.conform import conform
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
 
-__all__ = ["fitted", "frame_of", "plain_schema", "range_number", "spark_schema"]
+__all__ = [
+    "arrow_for_spark",
+    "fitted",
+    "frame_of",
+    "quoted",
+    "range_number",
+    "spark_schema",
+    "unsigned",
+]
 
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
 _FORMATS |= {".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
 
-def plain_schema(schema: TableSchema) -> pa.Schema:
-    """The table's columns in the types that Spark has: what Arrow data for Spark is cast to."""
-    return to_arrow_schema(spark_schema(schema.arrow), timezone="UTC")
+def arrow_for_spark(schema: T.StructType) -> pa.Schema:
+    """The Arrow schema of what Spark takes and gives as columns of `schema`."""
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def spark_schema(arrow: pa.Schema) -> T.StructType:
@@ -137,15 +145,34 @@ def fitted(frame: DataFrame, schema: TableSchema) -> DataFrame:
         arrow = to_arrow_schema(frame.schema, timezone="UTC")
     except Exception as error:
         raise SchemaMismatch(f"the DataFrame has a column that Arrow lacks: {error}") from error
-    conform(arrow.empty_table(), schema)
+    conform(unsigned(arrow.empty_table(), schema), schema)
     fields = {field.name: field for field in frame.schema}
     return frame.select(
         *[_column(frame, fields[name]) for name in schema.arrow.names if name in fields]
     )
 
 
+def unsigned(data: pa.Table, schema: TableSchema) -> pa.Table:
+    """The data with whole decimals as unsigned integers where the table has those: Spark has none.
+
+    Raises `SchemaMismatch` for one out of range.
+    """
+    for number, field in enumerate(data.schema):
+        at = schema.arrow.get_field_index(field.name)
+        kind = field.type
+        if at < 0 or schema.arrow.field(at).type != pa.uint64() or not pa.types.is_decimal(kind):
+            continue
+        if kind.scale == 0:
+            try:
+                column = data.column(number).cast(pa.uint64())
+            except pa.ArrowException as error:
+                raise SchemaMismatch(f"column {field.name!r} is of type uint64: {error}") from error
+            data = data.set_column(number, field.name, column)
+    return data
+
+
 def _column(frame: DataFrame, field: T.StructField) -> Column:
-    column = frame[_quoted(field.name)]
+    column = frame[quoted(field.name)]
     kind = field.dataType
     if isinstance(kind, T.StringType) and getattr(kind, "collation", "UTF8_BINARY") not in {
         None,
@@ -156,7 +183,8 @@ def _column(frame: DataFrame, field: T.StructField) -> Column:
     return column
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """The name as Spark's SQL takes any name."""
     escaped = name.replace("`", "``")
     return f"`{escaped}`"
 
@@ -198,7 +226,7 @@ def _has_literals(key: tuple[Any, ...], kinds: Sequence[pa.DataType]) -> bool:
 
 
 def _before(names: Sequence[str], key: tuple[Any, ...]) -> Column:
-    column, literal = F.col(_quoted(names[0])), _literal(key[0])
+    column, literal = F.col(quoted(names[0])), _literal(key[0])
     less = column < literal
     if len(key) == 1:
         return less

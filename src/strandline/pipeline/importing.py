@@ -22,7 +22,7 @@ from strandline.parts.merge import last_rows, prepare_batch
 from strandline.parts.schema import TableSchema
 from strandline.parts.sort import sort_stream
 from strandline.parts.write import write_parts
-from strandline.pipeline.frames import fitted, frame_of, range_number
+from strandline.pipeline.frames import fitted, frame_of, range_number, unsigned
 from strandline.pipeline.ranges import halving_points, leaves_wanted, ranges_wanted
 from strandline.pipeline.site import (
     IO_TIMEOUT_SECONDS,
@@ -42,9 +42,9 @@ from strandline.state.plan import leaf_at, leaf_bounds
 from strandline.times import Commit
 from strandline.txn.apply import apply_table
 from strandline.txn.properties import property_of
-from strandline.writing import WriteOptions, commit_writes, first_commit
+from strandline.writing import WriteOptions, build, commit_writes, first_commit
 
-__all__ = ["batch_of", "import_table", "write_rows"]
+__all__ = ["batch_of", "commit_batch", "import_table", "write_rows"]
 
 _SAMPLES = 4_096
 """Keys that a task of the sampling returns at most."""
@@ -89,12 +89,13 @@ def import_table(
     with progress_of(progress) as tell:
         job = _Import(spark, handle, version, options, tell)
         batch = job.written(source)
-    return _committed(handle, version, batch, options)
+    return commit_batch(handle, version, batch, options)
 
 
-def _committed(
+def commit_batch(
     handle: Handle, version: TableVersion, batch: Batch, options: WriteOptions
 ) -> Commit:
+    """Commits a batch that tasks wrote, and applies it."""
     commit = commit_writes(handle, [(version, Write(version.table, batch))], options)
     seconds = handle.store.settings.timeout_seconds
     try:
@@ -120,6 +121,7 @@ class _Import:
         self._handle = handle
         self._version = version
         self._tell = tell
+        self._options = options
         self._deadline: Deadline = options.deadline
         self._schema = TableSchema.from_version(version)
         token = "" if options.token is None else f"{options.token[0]}:{options.token[1]}"
@@ -140,7 +142,7 @@ class _Import:
         parted = frame.repartitionById(len(bounds) + 1, range_number(self._schema, bounds))
         write = _Writing(self._site, tuple(leaves))
         results = self._collected(parted, write, "importing")
-        return batch_of(results, self._schema)
+        return batch_of(self._handle, self._version, results, self._options)
 
     def _sampled(self, frame: DataFrame) -> tuple[list[bytes], int]:
         """Encoded row keys drawn evenly, ascending, and the exact number of rows."""
@@ -175,8 +177,11 @@ class _Import:
             return checked_results(frame.mapInArrow(work, RESULT).collect())
 
 
-def batch_of(results: Sequence[bytes], schema: TableSchema) -> Batch:
+def batch_of(
+    handle: Handle, version: TableVersion, results: Sequence[bytes], options: WriteOptions
+) -> Batch:
     """One batch of what the tasks wrote, each an encoded batch."""
+    schema = TableSchema.from_version(version)
     parts: list[Part] = sorted(
         (part for result in results for part in decode_batch(result).parts),
         key=lambda part: part.lower,
@@ -185,7 +190,8 @@ def batch_of(results: Sequence[bytes], schema: TableSchema) -> Batch:
         return Batch()
     apart = all(a.upper < b.lower for a, b in pairwise(parts))
     if not apart and schema.kind == "keyed":
-        raise AssertionError("tasks wrote parts whose keys overlap")
+        # Of rows of one key in one commit only one may be left; so all are sorted once more.
+        return build(handle, version, _read_back(handle, schema, parts, options), options)
     return Batch(
         parts=tuple(parts),
         rows=sum(part.rows for part in parts),
@@ -195,6 +201,20 @@ def batch_of(results: Sequence[bytes], schema: TableSchema) -> Batch:
         distinct=apart and all(part.distinct for part in parts),
         schema_version=schema.version,
     )
+
+
+def _read_back(
+    handle: Handle, schema: TableSchema, parts: Sequence[Part], options: WriteOptions
+) -> pa.RecordBatchReader:
+    reader, columns = handle.store.reader, schema.arrow.names
+    batches = (
+        batch
+        for part in parts
+        for batch in reader.batches(
+            part, schema, columns=columns, timeout=options.deadline.remaining()
+        )
+    )
+    return pa.RecordBatchReader.from_batches(schema.arrow, batches)
 
 
 def _cores(spark: SparkSession) -> int:
@@ -278,8 +298,14 @@ def _trailing_zeros(start: int, count: int) -> Any:
 
 
 def _conformed(batch: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
-    reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
-    return next(iter(conform(reader, schema)))
+    table = unsigned(pa.Table.from_batches([batch]), schema)
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+    batch = next(iter(conform(reader, schema)), None)
+    return _empty(schema) if batch is None else batch
+
+
+def _empty(schema: TableSchema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema.arrow)
 
 
 @dataclass(frozen=True)
