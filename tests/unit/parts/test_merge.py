@@ -174,6 +174,26 @@ def test_reads_of_rows_see_each_as_often_as_it_was_added(history: Any) -> None:
     check_reads(history, "rows")
 
 
+@settings(max_examples=60)
+@given(histories("rows"))
+def test_reads_of_rows_without_nested_columns_see_the_same(history: Any) -> None:
+    flat = [name for name in ARROW.names if not pa.types.is_nested(ARROW.field(name).type)]
+    whole = schema_of("rows")
+    schema = TableSchema(pa.schema([whole.arrow.field(n) for n in flat]), ("a",), ("b",))
+    assert not any(pa.types.is_nested(field.type) for field in schema.arrow)
+    updates = [u for _, found in history for u in found]
+    for as_of in range(max((u.time for u in updates), default=0) + 1):
+        sources = [
+            Source(s.data.select([n for n in s.data.column_names if n in {*flat, TIME, DIFF}]),
+                   s.time, s.distinct)
+            for s, _ in history
+        ]  # fmt: skip
+        read = merge_read(sources, schema, as_of=as_of)
+        check_order(read)
+        expected = table_of(live(updates, "rows", as_of), whole, time=False, diff=False)
+        assert sorted(shown(read)) == sorted(shown(expected.select(flat)))
+
+
 @given(histories("keyed"), st.data())
 def test_raw_reads_show_every_update(history: Any, data: st.DataObject) -> None:
     schema = schema_of("keyed")
