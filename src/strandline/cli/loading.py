@@ -84,11 +84,11 @@ def ingest(
     """
     sources = found(files, form)
     size = sum(path.stat().st_size for path, _ in sources)
-    with open_database(ctx, write=True) as db, bar(f"ingesting into {name}", size) as report:
+    with open_database(ctx, write=True) as db:
         table = db.table(name)
-        commit = table.append(
-            read(sources, table.schema, name, report), token=token_of(token), timeout=timeout
-        )
+        with bar(f"ingesting into {name}", size, bytes_=True) as report:
+            rows = read(sources, table.schema, name, report)
+            commit = table.append(rows, token=token_of(token), timeout=timeout)
     emit_commit(commit, output)
 
 

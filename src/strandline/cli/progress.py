@@ -9,13 +9,13 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 
 __all__ = ["Report", "bar"]
@@ -32,7 +32,7 @@ class Report(Protocol):
 def bar(what: str, total: float | None = None, *, bytes_: bool = False) -> Iterator[Report]:
     """A bar while the block runs. Without a total it only shows that something goes on."""
     console = Console(stderr=True)
-    count: ProgressColumn = TransferSpeedColumn() if bytes_ else MofNCompleteColumn()
+    count: ProgressColumn = DownloadColumn(binary_units=True) if bytes_ else MofNCompleteColumn()
     columns = [TextColumn("{task.description}"), BarColumn()]
     columns += [count] if bytes_ or total is not None else []
     columns += [TimeElapsedColumn(), TimeRemainingColumn()]
