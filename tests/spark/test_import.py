@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from strandline.connect import connect
 from strandline.database import Database
-from strandline.errors import SchemaMismatch, UsageError
+from strandline.errors import DeadlineExceeded, SchemaMismatch, UsageError
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import new_schema
 from strandline.pipeline import importing, ranges
@@ -230,6 +230,16 @@ def test_progress_is_told(spark: SparkSession, db: Database) -> None:
     import_table(spark, db, "readings", frame, progress=lambda *said: told.append(said))
     assert {what for what, _, _ in told} == {"sampling", "importing"}
     assert all(done <= total for _, done, total in told)
+
+
+def test_an_import_past_its_deadline_is_ended_and_commits_nothing(
+    spark: SparkSession, db: Database
+) -> None:
+    table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")
+    endless = spark.sql("select a.id sensor, 1 at, 1d value from range(1000000) a, range(100000) b")
+    with pytest.raises(DeadlineExceeded, match="timeout="):
+        import_table(spark, db, "readings", endless, timeout=2.0)
+    assert len(table) == 0
 
 
 def test_a_database_in_memory_is_refused(spark: SparkSession) -> None:

@@ -121,6 +121,15 @@ def test_filters_give_what_the_same_condition_gives_in_the_database(
     assert rows(read(spark, db, None).where(condition)) == expected
 
 
+@both_ways
+def test_an_empty_table_has_columns_and_no_rows(
+    spark: SparkSession, db: Database, read: Read
+) -> None:
+    db.create_table("stock", STOCK, row_keys="item")
+    frame = read(spark, db, None)
+    assert (frame.columns, frame.collect()) == (STOCK.names, [])
+
+
 def test_pushed_comparisons_become_what_the_planner_understands() -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNull
 

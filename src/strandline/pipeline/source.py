@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -23,14 +22,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.changes import Selection, overwrite
-from strandline.connect import connect
+from strandline.connect import connect, decode_marker
 from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.handle import Handle
+from strandline.ids import MARKER_KEY
+from strandline.location import BlobMissing
 from strandline.parts.conform import conform
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.pipeline.frames import arrow_for_spark, spark_schema
+from strandline.pipeline.frames import arrow_for_spark, spark_schema, unsigned
 from strandline.pipeline.importing import batch_of, commit_batch, write_rows
 from strandline.pipeline.pushed import Pushed, pushed_of
 from strandline.pipeline.ranges import halving_points
@@ -73,11 +74,11 @@ class StrandlineSource(DataSource):
         return "strandline"
 
     def schema(self) -> StructType:
-        handle = opened(self._url, "r")
+        handle = opened(self._url)
         return spark_schema(typed(_version(handle, self._table, self._as_of))[0].arrow)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        handle = opened(self._url, "r")
+        handle = opened(self._url)
         version = _version(handle, self._table, self._as_of)
         columns = _selected(schema, version)
         return _Reader(self._url, version, columns, schema, self._as_of, self._splits)
@@ -85,11 +86,12 @@ class StrandlineSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> _Writer:  # noqa: FBT001  Spark's
         if self._as_of is not None:
             raise UsageError("asOf= is for reads; leave it out to write")
-        handle = opened(self._url, "rw")
-        version = _version(handle, self._table, None)
-        empty = pa.schema([pa.field(f.name, _arrow_type(f)) for f in schema]).empty_table()
-        conform(empty, typed(version)[0])
-        return _Writer(Site.of(handle, version), overwrite=overwrite)
+        with connect(self._url, create=False) as db:
+            handle = handle_of(db)
+            version = _version(handle, self._table, None)
+            columns = typed(version)[0]
+            conform(unsigned(arrow_for_spark(schema).empty_table(), columns), columns)
+            return _Writer(Site.of(handle, version), overwrite=overwrite)
 
 
 def _option(given: Mapping[str, str], name: str) -> str:
@@ -115,20 +117,29 @@ def _moment(text: str) -> int:
     return parse_as_of(Micros(int(text)) if text.isdigit() else text)
 
 
-def _arrow_type(field: Any) -> pa.DataType:
-    return arrow_for_spark(StructType([field])).field(0).type
+_opened: dict[str, Database] = {}
 
 
-_opened: dict[tuple[str, str], Database] = {}
-
-
-def opened(url: str, mode: str) -> Handle:
-    """The database in this process, opened once."""
-    found = _opened.get((url, mode))
+def opened(url: str) -> Handle:
+    """The database in this process, for reading; opened once."""
+    found = _opened.get(url)
+    if found is not None and not _is_there(handle_of(found)):
+        del _opened[url]
+        found.close()
+        found = None
     if found is None:
-        found = connect(url, mode=mode, create=False)  # type: ignore[arg-type]  # r or rw
-        _opened[url, mode] = found
+        found = _opened[url] = connect(url, mode="r", create=False)
     return handle_of(found)
+
+
+def _is_there(handle: Handle) -> bool:
+    """Whether the place still has the same database: a worker may outlive a directory."""
+    store = handle.store
+    try:
+        data = store.location.blob.get(MARKER_KEY, timeout=store.settings.timeout_seconds)
+    except BlobMissing:
+        return False
+    return decode_marker(data, handle.origin.url).database == store.database
 
 
 def _version(handle: Handle, table: str, as_of: int | None) -> TableVersion:
@@ -189,7 +200,7 @@ class _Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         if self._splits is not None and self._as_of is not None:
             return [_Split(tuple(split), self._as_of) for split in self._splits]
-        handle = opened(self._url, "r")
+        handle = opened(self._url)
         deadline = handle.deadline(None)
         want = Want(self._columns, condition=self._pushed, ordered=False)
         reading = reading_of(handle, self._version, want, self._as_of, deadline)
@@ -199,7 +210,7 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Split):  # Spark's stand-in for a plan without any
             return
-        handle = opened(self._url, "r")
+        handle = opened(self._url)
         ranges = ranges_of(partition.intervals)
         want = Want(self._columns, ranges, self._pushed, ordered=False)
         deadline = handle.deadline(None)
@@ -304,16 +315,17 @@ class _Writer(DataSourceArrowWriter):
         return _Written(encode_batch(write_rows(self._site, iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        handle = opened(self._site.url, "rw")
-        version = self._site.version
         results = [m.batch for m in messages if isinstance(m, _Written)]
         operation = "overwrite" if self._overwrite else "append"
-        options = WriteOptions.of(handle, operation, None, None, PATIENCE_SECONDS)
-        batch = batch_of(handle, version, results, options)
-        if self._overwrite:
-            overwrite(handle, version, Selection(Want()), batch, options)
-        else:
-            commit_batch(handle, version, batch, options)
+        version = self._site.version
+        with connect(self._site.url, create=False) as db:
+            handle = handle_of(db)
+            options = WriteOptions.of(handle, operation, None, None, PATIENCE_SECONDS)
+            batch = batch_of(handle, version, results, options)
+            if self._overwrite:
+                overwrite(handle, version, Selection(Want()), batch, options)
+            else:
+                commit_batch(handle, version, batch, options)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing was committed, so nothing is to be taken back."""

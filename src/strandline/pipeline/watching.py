@@ -17,7 +17,7 @@ __all__ = ["Progress", "progress_of", "watched"]
 Progress = Callable[[str, int, int], None]
 """Told (what is being done, tasks done, tasks in all)."""
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.05
 
 
 @contextmanager
@@ -59,15 +59,22 @@ def watched(
         return
     group = f"strandline-{env.token_hex(8)}"
     ended = late = False
+    failed: list[Exception] = []
 
     def look() -> None:
-        nonlocal late
-        while not ended:
-            _tell(context.statusTracker(), group, what, progress)
-            if deadline.remaining() <= 0 and not late:
-                late = True
-                context.cancelJobGroup(group)
+        while not ended and not failed:
+            try:
+                look_once()
+            except Exception as error:  # noqa: BLE001  raised when the jobs have ended
+                failed.append(error)
             env.sleep(_LOOK_SECONDS)
+
+    def look_once() -> None:
+        nonlocal late
+        _tell(context.statusTracker(), group, what, progress)
+        if deadline.remaining() <= 0 and not late:
+            late = True
+            context.cancelJobGroup(group)
 
     before = context.getLocalProperty("spark.jobGroup.id")
     context.setJobGroup(group, f"strandline: {what}", interruptOnCancel=True)
@@ -87,6 +94,8 @@ def watched(
         watcher.stop()
         context.setLocalProperty("spark.jobGroup.id", before)
         context.setLocalProperty("spark.job.description", None)
+    if failed:
+        raise failed[0]
     progress(what, 1, 1)
 
 
