@@ -232,7 +232,7 @@ def _repeated(table: pa.Table) -> pa.Table:
     """Each row as often as its `__diff` says, and without that."""
     rows = table.drop_columns([DIFF])
     counts = table.column(DIFF)
-    if not table.num_rows or pc.max(counts).as_py() == 1:
+    if pc.all(pc.equal(counts, 1)).as_py():
         return rows
     return rows.take(pa.array(np.repeat(np.arange(table.num_rows), counts.to_numpy())))
 
