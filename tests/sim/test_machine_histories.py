@@ -40,7 +40,7 @@ class History:
         for number in range(writers):
             name = f"writer{number}"
             self.sim.act(name, lambda world, name=name: self.write(world, name))  # type: ignore[misc]
-        self.sim.act("truncator", self.truncate)
+        self.sim.act("truncator", self.truncate, keeper=True)
 
     def on_record(self, seen: Seen) -> None:
         note = seen.record.note

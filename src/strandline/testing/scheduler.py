@@ -103,6 +103,8 @@ class Scheduler:
         self.steps = 0
         self.tasks: list[Task] = []
         self.recent: deque[str] = deque(maxlen=_TRACE_KEPT)
+        self.listener: Callable[[str], None] | None = None
+        """Is given each line of the trace."""
         self.failure: tuple[Task | None, BaseException] | None = None
         self.current: Task | None = None
         self.stickiness = 0.0
@@ -145,6 +147,8 @@ class Scheduler:
         """Writes a line of the trace."""
         line = f"{self.steps:6d} {self.now / _MICROS:.6f} {text}"
         self.recent.append(line)
+        if self.listener is not None:
+            self.listener(line)
         self._digest.update(line.encode())
         self._digest.update(b"\n")
 

@@ -35,9 +35,7 @@ class SimEnv:
     def token_hex(self, nbytes: int) -> str:
         return self._scheduler.random.randbytes(nbytes).hex()
 
-    def stream(
-        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
-    ) -> Iterator[B]:
+    def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         """One after the other, as they are asked for."""
         for item in items:
             yield function(item)

@@ -35,6 +35,8 @@ class Actor:
     name: str
     live: Callable[[World], None]
     """Ends when there is nothing left to do; is called again after a crash."""
+    keeper: bool = False
+    """Whether it goes on until the history closes, and has nothing to do of its own."""
     lives: int = 0
     process: Process | None = None
     finished: bool = False
@@ -59,7 +61,7 @@ class Simulation:
             faults=self.character.choice([0.0, 0.01, 0.05, 0.15]),
             crashes=self.character.choice([0.0, 0.002, 0.01]),
         )
-        self.scheduler.stickiness = self.character.choice([0.0, 0.5, 0.9])
+        self.scheduler.stickiness = self.character.choice([0.0, 0.0, 0.5, 0.9])
         self.closing = False
         """Whether the storm is over, and actors should come to an end."""
         self.actors: list[Actor] = []
@@ -73,21 +75,25 @@ class Simulation:
             has_parts=has_parts,
         )
 
-    def act(self, name: str, live: Callable[[World], None]) -> None:
+    def act(self, name: str, live: Callable[[World], None], *, keeper: bool = False) -> None:
         """Adds an actor."""
-        self.actors.append(Actor(name, live))
+        self.actors.append(Actor(name, live, keeper))
 
     def play(self, steps: int, *, at_end: Callable[[], None] = lambda: None) -> None:
-        """A storm of `steps` steps, then calm until every actor has ended, then `at_end()`.
+        """A storm of at most `steps` steps, then calm until every actor has ended, then `at_end()`.
 
-        Raises the first thing that went wrong.
+        The storm is over when nobody but the keepers has anything left to do. Raises the first
+        thing that went wrong.
         """
         with cooperative_locks(self.scheduler):
             try:
                 for actor in self.actors:
                     self._begin(actor)
                 end = self.scheduler.steps + steps
-                self._run(lambda: self.scheduler.steps >= end or self._all_finished(), steps)
+                self._run(
+                    lambda: self.scheduler.steps >= end or self._all_finished(but_keepers=True),
+                    steps,
+                )
                 self.scheduler.note("the storm is over")
                 self.weather.calm()
                 self.closing = True
@@ -115,8 +121,8 @@ class Simulation:
                     lambda actor=actor: self._begin(actor),  # type: ignore[misc]
                 )
 
-    def _all_finished(self) -> bool:
-        return all(actor.finished for actor in self.actors)
+    def _all_finished(self, *, but_keepers: bool = False) -> bool:
+        return all(a.finished or (but_keepers and a.keeper) for a in self.actors)
 
     def _begin(self, actor: Actor) -> None:
         actor.lives += 1
@@ -129,9 +135,11 @@ class Simulation:
         def live() -> None:
             actor.live(world)
             actor.finished = True
+            # With its main thread a process ends, whatever its other threads are at.
+            process.alive = False
 
         task = self.scheduler.spawn(process, process.name, live)
-        task.weight = self.character.choice([1.0, 1.0, 1.0, 0.1])
+        task.weight = self.character.choice([1.0, 1.0, 0.3, 0.05])
 
     def _inner(self, process: Process) -> Location:
         env = SimEnv(self.scheduler, process)

@@ -1,0 +1,342 @@
+"""Plays seeded histories of a whole database.
+
+    python -m strandline.testing.simulator --seeds 1000 --first 1
+
+Writers, readers, DDL, appliers, compactors and truncation run against each other on a location in
+memory where any call may be lost, late, doubled or the last one of its process. Each answer is
+held against the reference model, each record against the invariants. A history that fails prints
+its seed, its last steps and the command that plays it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from random import Random
+
+from strandline.database import Database
+from strandline.handle import Handle, Origin
+from strandline.ids import DatabaseId, ShardId
+from strandline.parts.keys import KeyCodec
+from strandline.parts.schema import TableSchema
+from strandline.settings import Settings
+from strandline.state.commands import Split
+from strandline.state.model import TableVersion
+from strandline.state.plan import STRATEGIES, leaf_at
+from strandline.testing.actors import (
+    COLUMNS,
+    Ddl,
+    Keeper,
+    Reader,
+    Truncator,
+    Writer,
+    rows_of,
+)
+from strandline.testing.reference import Reference
+from strandline.testing.simulation import Simulation, World
+from strandline.testing.watch import Broken, Seen
+from strandline.times import Micros
+from strandline.txn.apply import apply_table
+from strandline.txn.background import open_store
+from strandline.txn.store import Store
+
+__all__ = ["DATABASE", "TXNS", "History", "failure", "main", "story"]
+
+DATABASE = DatabaseId("d" + "0" * 32)
+TXNS = ShardId("s" + "0" * 16)
+
+_STEPS = 4_000
+
+
+class History:
+    """One seed's history of a database with a `rows` and a `keyed` table."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        writers: int = 3,
+        jobs: int = 9,
+        readers: int = 1,
+        steps: int = _STEPS,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.reference = Reference(observed=True)
+        self.sim = Simulation(seed, on_record=self._on_record)
+        self._steps = steps
+        self._commits: list[int] = []
+        random = self.sim.character
+        self._retention = random.choice(["0 seconds", "1 second", "7 days"])
+        self.settings = Settings(
+            timeout_seconds=30.0,
+            inline_bytes_max=random.choice([0, 1_500, 1_500, 64_000]),
+            rollup_every_records=3,
+            page_items_max=random.choice([4, 50]),
+            apply_backlog_commits=random.choice([1, 3, 8]),
+            backlog_commits_max=random.choice([2, 12]),
+            background=random.random() < 0.5,
+            small_parts_max=3,
+            part_rows_target=40,
+            row_group_rows=16,
+        )
+        if log is not None:
+            self.sim.scheduler.listener = log
+        self.readers = [
+            Reader(self, self._random(f"reader{number}"), reads=16) for number in range(readers)
+        ]
+        self._people(writers, jobs)
+
+    # --- Play
+
+    @property
+    def closing(self) -> bool:
+        return self.sim.closing
+
+    def open(self, world: World, *, read_only: bool = False) -> Database:
+        location = replace(world.location, read_only=read_only)
+        store = open_store(location, DATABASE, TXNS, world.env, self.settings)
+        store.txns.refresh(timeout=self.settings.timeout_seconds)
+        mode = "r" if read_only else "rw"
+        origin = Origin("memory://", mode, self.settings, _never, leaves_process=False)
+        return Database(Handle(store, origin))
+
+    def table_id(self, name: str, as_of: int | None = None) -> str | None:
+        self.sim.watch.look()
+        for version in self._versions():
+            if version.name == name and _holds(version, as_of):
+                return version.table
+        return None
+
+    def latest(self) -> int:
+        self.sim.watch.look()
+        state = self.sim.watch.states.get(TXNS)
+        upper = None if state is None else state.meta.upper
+        return -1 if upper is None else upper - 1
+
+    def times(self) -> list[int]:
+        return self._commits
+
+    def since(self, table: str) -> int:
+        state = self.sim.watch.states.get(table)
+        return 0 if state is None else state.meta.since or 0
+
+    def fail(self, text: str) -> None:
+        raise Broken(text)
+
+    # --- the play
+
+    def play(self) -> str:
+        """Plays it to its end; the hash of its trace. Raises what went wrong."""
+        world = self.sim.outside
+        with self.open(world) as db:
+            for name, kind, sort in (("events", "rows", ()), ("items", "keyed", ("s",))):
+                db.create_table(
+                    name,
+                    COLUMNS,
+                    row_keys="k",
+                    sort_keys=sort,
+                    kind=kind,
+                    properties={"retention": self._retention, "compaction_parts": 4},
+                )
+        self.sim.play(self._steps, at_end=self._at_end)
+        return self.sim.scheduler.trace_hash()
+
+    def _random(self, name: str) -> Random:
+        return Random(f"{name} of {self.seed}")
+
+    def _people(self, writers: int, jobs: int) -> None:
+        act = self.sim.act
+        for number in range(writers):
+            name = f"writer{number}"
+            act(name, Writer(self, name, self._random(name), jobs=jobs).live)
+        for number, reader in enumerate(self.readers):
+            act(f"reader{number}", reader.live)
+        act("ddl", Ddl(self, self._random("ddl"), turns=6).live)
+        applier = Keeper(self, self._random("applier"), _apply, pause_seconds=0.03)
+        compactors = [
+            Keeper(self, self._random(f"compactor{n}"), _tend, pause_seconds=0.3) for n in (0, 1)
+        ]
+        truncator = Truncator(self, self._random("truncator"), self._cuts)
+        for name, keeper in (
+            ("applier", applier),
+            ("compactor0", compactors[0]),
+            ("compactor1", compactors[1]),
+            ("truncator", truncator),
+        ):
+            act(name, keeper.live, keeper=True)
+
+    def _cuts(self) -> dict[str, int]:
+        """Where each log may be cut."""
+        cuts = {}
+        for shard, state in sorted(self.sim.watch.states.items()):
+            rollups = [key[0] for key, _ in state.rollups.range()]
+            if len(rollups) > 1:
+                cuts[shard] = rollups[-2]
+        return cuts
+
+    # --- what really happens
+
+    def _on_record(self, seen: Seen) -> None:
+        if seen.shard == TXNS:
+            self._on_commit(seen)
+        states = self.sim.watch.states
+        txns = seen.after if seen.shard == TXNS else states.get(TXNS)
+        if txns is None or txns.meta.upper is None:
+            return
+        for shard, state in [*states.items(), (seen.shard, seen.after)]:
+            if shard == TXNS:
+                continue
+            upper = state.meta.upper or 0
+            if upper > txns.meta.upper:
+                raise Broken(f"{shard} is at {upper}, beyond the database at {txns.meta.upper}")
+            progress = txns.tidied.get((shard,))
+            if progress is not None and progress.tidied_through >= upper:
+                raise Broken(f"{shard} is at {upper}, and tidied through {progress.tidied_through}")
+
+    def _on_commit(self, seen: Seen) -> None:
+        upper = seen.after.meta.upper
+        assert upper is not None
+        if upper != seen.before.meta.upper:
+            self._commits.append(upper - 1)
+        for diff in seen.record.diffs:
+            version = diff.after
+            if isinstance(version, TableVersion) and version.table not in self.reference.tables:
+                keys = len(version.row_keys) + len(version.sort_keys)
+                assert version.kind != "aggregate"
+                self.reference.create(version.table, version.kind, keys)
+        note = json.loads(seen.record.note) if seen.record.note else {}
+        op = note.get("metadata", {}).get("op")
+        if op is not None:
+            self.reference.committed(op, upper - 1)
+
+    def _versions(self) -> Sequence[TableVersion]:
+        state = self.sim.watch.states.get(TXNS)
+        return () if state is None else [version for _, version in state.tables.range()]
+
+    # --- the end
+
+    def _at_end(self) -> None:
+        """In calm weather everything can be read as it was, and again when all is settled."""
+        with self.open(self.sim.outside) as db:
+            self._check_all(db, 5)
+            for version in self._versions():
+                _apply(db, version.table, self._random("end"))
+            self._check_all(db, 2)
+
+    def _check_all(self, db: Database, moments: int) -> None:
+        times = self.times()
+        picked = sorted({times[-1], *times[:: max(1, len(times) // moments)]})
+        for version in self._versions():
+            for time in [t for t in picked if _holds(version, t)]:
+                if time < self.since(version.table):
+                    continue
+                table = db.as_of(Micros(time))[version.name]
+                self.reference.check(version.table, rows_of(table.scan().to_arrow()), [time])
+                key = bisect_left(times, time) % 24
+                self.reference.check(
+                    version.table,
+                    rows_of(table.get(key)),
+                    [time],
+                    asked=lambda row, key=key: row[0] == key,  # type: ignore[misc]
+                )
+
+
+def _apply(db: Database, table: str, _: Random) -> None:
+    store = db._handle.store  # noqa: SLF001  below what users hold
+    apply_table(store, table, timeout=20, commits_max=2)
+    store.txns.tidy(timeout=20)
+
+
+def _tend(db: Database, table: str, random: Random) -> None:
+    """Compacts, or splits a leaf anywhere."""
+    store = db._handle.store  # noqa: SLF001
+    version = store.txns.table_by_id(store.txns.refresh(timeout=20), table)
+    machine = store.data(table)
+    if random.random() < 0.7 or machine.run(lambda s: s.leaves.count()) > 5:
+        strategy = random.choice([None, *STRATEGIES])
+        db.compact(version.name, strategy=strategy, timeout=25)
+        return
+    state = machine.refresh(timeout=20)
+    point = KeyCodec(TableSchema.from_version(version)).encode((random.randrange(24),))
+    leaf = machine.run(lambda s: leaf_at(s, point), state=state)
+    if leaf.interval.lower != point:
+        machine.submit(Split(leaf.id, leaf.interval.lower, (point,)), timeout=20)
+
+
+def _never(_: Origin) -> Store:
+    raise AssertionError("a simulated process is not forked")
+
+
+def _holds(version: TableVersion, as_of: int | None) -> bool:
+    if as_of is None:
+        return version.valid_until is None
+    until = version.valid_until
+    return version.valid_from <= as_of and (until is None or as_of < until)
+
+
+def story(history: History, error: BaseException) -> str:
+    """What a person needs to look into a history that failed."""
+    steps = list(history.sim.scheduler.recent)[-40:]
+    return "\n".join(
+        [
+            f"seed {history.seed} failed after {history.sim.scheduler.steps} steps. The last ones:",
+            *steps,
+            f"{type(error).__name__}: {error}",
+            "The same history again, with every step and the traceback:",
+            f"    python -m strandline.testing.simulator --seeds 1 --first {history.seed} --trace",
+        ]
+    )
+
+
+def failure(seed: int) -> str:
+    """The story of the seed's history if it fails; empty if all is well."""
+    history = History(seed)
+    logged = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # what goes wrong on purpose is logged as it should be
+    try:
+        history.play()
+    except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
+        return story(history, error)
+    finally:
+        logging.disable(logged)
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns how many histories failed, at most 1."""
+    parser = argparse.ArgumentParser(prog="python -m strandline.testing.simulator")
+    parser.add_argument("--seeds", type=int, default=1_000, help="histories to play (1000)")
+    parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--trace", action="store_true", help="print every step, in one process")
+    options = parser.parse_args(arguments)
+    seeds = range(options.first, options.first + options.seeds)
+    if options.trace:
+        for seed in seeds:
+            History(seed, log=print).play()
+        return 0
+    failed = []
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        for number, (seed, told) in enumerate(zip(seeds, pool.map(failure, seeds), strict=True), 1):
+            if told:
+                failed.append(seed)
+                print(told, flush=True)  # noqa: T201  a program's output
+            if sys.stderr.isatty():
+                progress = f"\r{number} of {len(seeds)} histories, {len(failed)} failed"
+                print(progress, end="", file=sys.stderr)  # noqa: T201
+    seeds_failed = f": seeds {', '.join(map(str, failed))}" if failed else ""
+    print(f"\n{len(seeds)} histories played, {len(failed)} failed{seeds_failed}")  # noqa: T201
+    return min(1, len(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Histories of whole databases in bad weather, and proof that broken rules would be noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strandline.env import Deadline
+from strandline.shard.machine import Machine
+from strandline.state import decide
+from strandline.state.commands import Compact
+from strandline.state.decide import Author
+from strandline.state.model import Entry, TableVersion
+from strandline.state.replay import State
+from strandline.testing.simulator import History, failure, main
+from strandline.txn import apply, view
+from strandline.txn.store import Store
+from strandline.txn.txns import Txns
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize("first", range(1, 46, 9))
+def test_no_history_shows_anything_that_the_model_does_not(first: int) -> None:
+    stories = [failure(seed) for seed in range(first, first + 9)]
+    assert [story for story in stories if story] == []
+
+
+def test_one_seed_replays_one_history_in_any_process() -> None:
+    program = (
+        "import logging; logging.disable(50)\n"
+        "from strandline.testing.simulator import History\n"
+        "print(*[History(seed).play() for seed in (3, 12)])"
+    )
+    hashes = set()
+    for hash_seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        hashes.add(run.stdout)
+    hashes.add(f"{History(3).play()} {History(12).play()}\n")
+    assert len(hashes) == 1
+
+
+def test_histories_meet_what_they_are_there_for() -> None:
+    histories = [History(seed) for seed in (1, 3, 4, 9, 12)]
+    for history in histories:
+        history.play()
+    reference_outcomes = {w.outcome for h in histories for w in h.reference.writes.values()}
+    assert reference_outcomes >= {"acknowledged", "unknown"}
+    assert any(actor.lives > 1 for h in histories for actor in h.sim.actors)
+    assert sum(reader.compared for h in histories for reader in h.readers) > 50
+    states = [state for h in histories for state in h.sim.watch.states.values()]
+    assert any(state.meta.since for state in states), "nothing was ever given up"
+    assert any(sum(1 for _ in state.leaves.range()) > 1 for state in states), "nothing was split"
+    assert any(list(state.dead.range()) for state in states), "nothing was compacted"
+    assert any(log[0].seqno > 1 for h in histories for log in h.sim.store.logs.values())
+
+
+# --- rules that are broken on purpose
+
+
+def noticed(seeds: range) -> str:
+    """The story of the first history that fails."""
+    for seed in seeds:
+        story = failure(seed)
+        if story:
+            return story
+    return ""
+
+
+def test_an_unknown_outcome_that_goes_for_a_failure_is_noticed(monkeypatch: Patch) -> None:
+    def lost(self: Machine, attempt: Any, deadline: Deadline) -> bool:
+        self._unsettled = None
+        self._follower.catch_up(deadline)
+        return False
+
+    monkeypatch.setattr(Machine, "_settle", lost)
+    assert "is in the log twice" in noticed(range(1, 46))
+
+
+def test_an_overlay_without_the_filter_by_time_is_noticed(monkeypatch: Patch) -> None:
+    overlay = Txns.overlay
+
+    def unfiltered(
+        self: Txns, state: State, table: str, upper: int, as_of: int | None = None
+    ) -> tuple[Entry, ...]:
+        return overlay(self, state, table, upper if as_of is None else 0, as_of)
+
+    monkeypatch.setattr(Txns, "overlay", unfiltered)
+    assert "too many" in noticed(range(1, 46))
+
+
+def test_a_cached_data_state_that_is_older_than_what_was_tidied_is_noticed(
+    monkeypatch: Patch,
+) -> None:
+    data_for = view._data_for
+
+    def cached(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
+        known = store.data(version.table).state
+        return known if known.seqno else data_for(store, state, version, deadline)
+
+    monkeypatch.setattr(view, "_data_for", cached)
+    assert noticed(range(1, 46)) != ""
+
+
+def test_a_data_shard_that_is_read_before_the_txns_shard_is_noticed(monkeypatch: Patch) -> None:
+    settled, data_for = view._settled, view._data_for
+    early: dict[tuple[int, str], State] = {}
+
+    def data_first(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State, int]:
+        for machine in store.machines()[1:]:
+            early[id(store), machine.shard] = machine.refresh(timeout=deadline.remaining())
+        return settled(store, as_of, deadline)
+
+    def read_early(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
+        known = early.get((id(store), version.table))
+        return known or data_for(store, state, version, deadline)
+
+    monkeypatch.setattr(view, "_settled", data_first)
+    monkeypatch.setattr(view, "_data_for", read_early)
+    assert "Difference" in noticed(range(1, 200))
+
+
+def test_an_apply_that_splits_one_time_is_noticed(monkeypatch: Patch) -> None:
+    bite = apply._bite
+
+    def by_entries(entries: tuple[Entry, ...], commits: int) -> list[Entry]:
+        whole = bite(entries, commits)
+        return whole[:-1] if whole and whole[-1].ordinal else whole
+
+    monkeypatch.setattr(apply, "_bite", by_entries)
+    assert "missing" in noticed(range(1, 46))
+
+
+def test_a_compaction_that_is_applied_though_an_input_is_gone_is_noticed(
+    monkeypatch: Patch,
+) -> None:
+    transitions: dict[type, Callable[..., Any]] = decide._TRANSITIONS
+    compact = transitions[Compact]
+
+    def with_what_is_left(state: State, command: Compact, author: Author) -> Any:
+        there = [key for key in command.inputs if state.references.get(key) is not None]
+        return compact(state, replace(command, inputs=tuple(there)), author)
+
+    monkeypatch.setitem(transitions, Compact, with_what_is_left)
+    assert "too many" in noticed(range(1, 100))
+
+
+# --- the program
+
+
+def test_the_program_tells_how_to_play_a_failed_history_again(
+    monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forgetful(self: Txns, *arguments: Any) -> tuple[Entry, ...]:
+        return ()
+
+    monkeypatch.setattr(Txns, "overlay", forgetful)
+    story = failure(1)
+    assert story.startswith("seed 1 failed after ")
+    assert len(story.splitlines()) > 20
+    assert story.endswith("--seeds 1 --first 1 --trace")
+    monkeypatch.undo()
+    assert main(["--seeds", "1", "--first", "3", "--trace"]) == 0
+    assert "the storm is over" in capsys.readouterr().out
