@@ -56,9 +56,7 @@ class Env(Protocol):
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """`[function(i) for i in items]`, run side by side; raises the first in item order."""
 
-    def stream(
-        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
-    ) -> Iterator[B]:
+    def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         """`function(i)` for each item, in order, while up to `ahead` more are being made.
 
         An error is raised in its item's place. An iterator that is closed begins nothing more.
@@ -151,9 +149,7 @@ class RealEnv:
             return [function(item) for item in items]
         return list(self._executor().map(function, items))
 
-    def stream(
-        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
-    ) -> Iterator[B]:
+    def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         pending: deque[Future[B]] = deque()
         try:
             for item in items:

@@ -54,9 +54,7 @@ class StillEnv:
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         return [function(item) for item in items]
 
-    def stream(
-        self, function: Callable[[A], B], items: Iterable[A], *, ahead: int
-    ) -> Iterator[B]:
+    def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         return map(function, items)
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
