@@ -29,8 +29,8 @@ _FILES_MAX = 256
 """Files that are held open between reads, over all parts."""
 
 _STREAM_ROWS = 131_072
-_AHEAD = 8
-"""Chunks that are decoded side by side by a scan."""
+_AHEAD = 6
+"""Chunks that a stream decodes before they are asked for."""
 
 
 class PartReader:
@@ -66,10 +66,14 @@ class PartReader:
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, timeout=timeout)
         plan = opened.plan(schema, columns, wanted)
-        pieces = [
-            plan.clipped(self._decode(opened, groups, plan, deadline))
-            for groups in _chunks(plan.groups, opened.groups_of_rows(_STREAM_ROWS))
-        ]
+        chunks = list(_chunks(plan.groups, opened.groups_of_rows(_STREAM_ROWS)))
+
+        def decode(groups: Sequence[int]) -> pa.Table:
+            # One chunk has Arrow's threads, one per column; of several each has a thread of ours.
+            alone = len(chunks) == 1
+            return plan.clipped(self._decode(opened, groups, plan, deadline, threads=alone))
+
+        pieces = self._env.parallel(decode, chunks)
         if len(pieces) == 1:
             return pieces[0]
         return pa.concat_tables(pieces) if pieces else plan.arrow.empty_table()
@@ -96,13 +100,13 @@ class PartReader:
         chunks = list(_chunks(plan.groups, opened.groups_of_rows(rows)))
 
         def decode(groups: Sequence[int]) -> list[pa.RecordBatch]:
-            table = self._decode(opened, groups, plan, Deadline(self._env, timeout))
+            deadline = Deadline(self._env, timeout)
+            table = self._decode(opened, groups, plan, deadline, threads=False)
             found: list[pa.RecordBatch] = plan.clipped(table).combine_chunks().to_batches()
             return found
 
-        for start in range(0, len(chunks), _AHEAD):
-            for batches in self._env.parallel(decode, chunks[start : start + _AHEAD]):
-                yield from batches
+        for batches in self._env.stream(decode, chunks, ahead=_AHEAD):
+            yield from batches
 
     def chunks(
         self,
