@@ -23,7 +23,7 @@ from strandline.parts.plain import numbers_of
 from strandline.parts.schema import TableSchema
 from strandline.state.model import Interval
 
-__all__ = ["KeyCodec", "KeyRange", "clip", "locate", "successor"]
+__all__ = ["KeyCodec", "KeyRange", "clip", "locate", "places", "successor"]
 
 
 class KeyCodec:
@@ -133,18 +133,26 @@ def clip(table: pa.Table, intervals: Sequence[Interval], codec: KeyCodec) -> pa.
 
     Slices, without copying where it is one piece.
     """
+    pieces = [table.slice(start, end - start) for start, end in places(table, intervals, codec)]
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_tables(pieces) if pieces else table.slice(0, 0)
+
+
+def places(
+    table: pa.Table, intervals: Sequence[Interval], codec: KeyCodec
+) -> list[tuple[int, int]]:
+    """Where the rows are that `clip` keeps: from which row to before which, without empty ones."""
     if not table.num_rows:
-        return table
+        return []
     located = _Located([_contiguous(table.column(name)) for name in codec.keys], codec)
-    pieces = []
+    found = []
     for lower, upper in intervals:
         start = located.at(lower) if lower else 0
         end = table.num_rows if upper is None else located.at(upper)
         if end > start:
-            pieces.append(table.slice(start, end - start))
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.concat_tables(pieces) if pieces else table.slice(0, 0)
+            found.append((start, end))
+    return found
 
 
 def _contiguous(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -21,15 +21,18 @@ from pyarrow import types
 from strandline.errors import LocationError, StrandlineError
 from strandline.parts.evolve import Mapping
 from strandline.parts.footer import MAGIC, Footer
-from strandline.parts.keys import KeyCodec, clip
+from strandline.parts.keys import KeyCodec, clip, places
 from strandline.parts.plain import int64s
 from strandline.parts.schema import TableSchema
 from strandline.parts.verified import Chunks, VerifiedFile, damaged
 from strandline.state.model import Interval, Part
 
-__all__ = ["OpenPart", "Plan", "damaged", "guarded"]
+__all__ = ["Columns", "OpenPart", "Plan", "damaged", "guarded"]
 
 A = TypeVar("A")
+
+_GROUPS_OF_LOOKUP = 2
+"""Of so few row groups keys are decoded first: that costs a hit little and saves a miss most."""
 
 _LOCAL = (pa.OSFile, pa.BufferReader, pa.MemoryMappedFile)
 """Files of which many small reads cost no more than one large one."""
@@ -62,41 +65,69 @@ def guarded(part: Part, function: Callable[[], A]) -> A:
 class Plan:
     """What is to be read of a part."""
 
-    mapping: Mapping
-    leaves: Sequence[int]
-    """The columns, as Parquet counts them."""
+    columns: Columns
     groups: Sequence[int]
     """The row groups, ascending."""
     inside: Sequence[Interval] | None
     """The intervals that rows have to be in; None: all rows are."""
-    names: Sequence[str]
-    """The columns that come out, in order."""
-    codec: KeyCodec
+    phases: tuple[Columns, Columns] | None
+    """Where few rows are wanted: the keys, which tell whether there are any, and the rest."""
+
+    @property
+    def leaves(self) -> Sequence[int]:
+        """The columns, as Parquet counts them."""
+        return self.columns.leaves
 
     @property
     def arrow(self) -> pa.Schema:
         """The schema of what comes out."""
-        return pa.schema([self.mapping.arrow.field(name) for name in self.names])
+        return self.columns.arrow
 
     def clipped(self, decoded: pa.Table) -> pa.Table:
         """Of decoded row groups, the rows and columns that were asked for."""
-        table = self.mapping.table(decoded)
+        table = self.columns.mapping.table(decoded)
         if self.inside is not None:
-            table = clip(table, self.inside, self.codec)
-        if table.column_names != self.names:
-            table = table.select(self.names)
-        if table.num_rows * _COPY_BELOW < decoded.num_rows:
-            table = table.take(int64s(np.arange(table.num_rows)))
-        return table
+            table = clip(table, self.inside, self.columns.codec)
+        if table.column_names != self.arrow.names:
+            table = table.select(self.arrow.names)
+        return _detached(table, decoded.num_rows)
+
+    def found(self, decoded: pa.Table) -> list[tuple[int, int]]:
+        """Where the wanted rows are in row groups of which the first phase was decoded."""
+        assert self.phases is not None  # noqa: S101  for the type checker
+        keys = self.phases[0].mapping.table(decoded)
+        return places(keys, self.inside or (), self.columns.codec)
+
+    def joined(self, keys: pa.Table, rest: pa.Table, found: list[tuple[int, int]]) -> pa.Table:
+        """The wanted rows of row groups of which both phases were decoded."""
+        assert self.phases is not None  # noqa: S101  for the type checker
+        first, second = (
+            phase.mapping.table(t) for phase, t in zip(self.phases, (keys, rest), strict=True)
+        )
+        columns = dict(zip(first.column_names, first.columns, strict=True))
+        columns.update(zip(second.column_names, second.columns, strict=True))
+        table = pa.Table.from_arrays([columns[n] for n in self.arrow.names], schema=self.arrow)
+        pieces = [table.slice(start, end - start) for start, end in found]
+        wanted = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+        return _detached(wanted, keys.num_rows)
+
+
+def _detached(table: pa.Table, decoded: int) -> pa.Table:
+    """A copy, if the table is a small piece of what was decoded."""
+    if table.num_rows * _COPY_BELOW < decoded:
+        return table.take(int64s(np.arange(table.num_rows)))
+    return table
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """The part of a plan that is the same for every question with the same columns."""
 
     mapping: Mapping
     leaves: Sequence[int]
-    names: Sequence[str]
+    """The columns, as Parquet counts them."""
+    arrow: pa.Schema
+    """The schema of what comes out."""
     codec: KeyCodec
 
 
@@ -120,7 +151,7 @@ class OpenPart:
         )
         self._separators = Footer.separators_of(texts)
         self._texts = texts
-        self._plans: dict[tuple[int, tuple[str, ...] | None, bool], _Columns] = {}
+        self._plans: dict[tuple[int, tuple[str, ...] | None, bool], Columns] = {}
         pages_end = part.size - part.footer_size
         if self._chunks.bounds[-1] != pages_end or self.metadata.num_rows != part.rows:
             raise damaged(part, "its footer does not fit it")
@@ -215,13 +246,17 @@ class OpenPart:
         for interval in inside:
             more = self.groups_in(interval)
             groups += [g for g in more if g > groups[-1]] if groups else more
-        return Plan(
-            found.mapping, found.leaves, groups, None if whole else inside, found.names, found.codec
-        )
+        phases = None
+        if not whole and 0 < len(groups) <= _GROUPS_OF_LOOKUP:
+            names = [n for n in found.arrow.names if n not in schema.keys]
+            if names:
+                keys = self._columns(schema, schema.keys, keys=False)
+                phases = (keys, self._columns(schema, names, keys=False))
+        return Plan(found, groups, None if whole else inside, phases)
 
     def _columns(
         self, schema: TableSchema, columns: Sequence[str] | None, *, keys: bool
-    ) -> _Columns:
+    ) -> Columns:
         asked = None if columns is None else tuple(columns)
         found = self._plans.get((schema.version, asked, keys))
         if found is None:
@@ -231,8 +266,8 @@ class OpenPart:
             mapping = Mapping(self.stored, schema, needed or schema.keys[:1])
             if not mapping.needed:  # columns that were added later, and no other
                 mapping = Mapping(self.stored, schema, [*needed, schema.keys[0]])
-            out = [name for name in names if name in mapping.arrow.names]
-            found = _Columns(mapping, self._leaves(mapping.needed), out, KeyCodec(schema))
+            out = pa.schema([mapping.arrow.field(n) for n in names if n in mapping.arrow.names])
+            found = Columns(mapping, self._leaves(mapping.needed), out, KeyCodec(schema))
             self._plans[schema.version, asked, keys] = found
         return found
 

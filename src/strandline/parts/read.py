@@ -66,6 +66,8 @@ class PartReader:
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, timeout=timeout)
         plan = opened.plan(schema, columns, wanted)
+        if plan.phases is not None:
+            return self._look_up(opened, plan, deadline)
         chunks = list(_chunks(plan.groups, opened.groups_of_rows(_STREAM_ROWS)))
 
         def decode(groups: Sequence[int]) -> pa.Table:
@@ -209,27 +211,56 @@ class PartReader:
         threads: bool = True,
     ) -> pa.Table:
         """The rows of some row groups, in the plan's columns as they are stored."""
-        part = opened.part
-        deadline.check(f"reading the part {part.key}", may_have_happened=False)
-        # A lookup reads few chunks, and verifying those whole costs it less than pages would.
+        _check(deadline, opened)
+        # What is decoded at once is little, and verifying chunks costs less than pages would.
         known = not threads and opened.headers_verified(groups, plan.leaves)
         file = self._take(opened, deadline.remaining(), pages_only=known)
+        table = self._rows(opened, file, groups, plan.leaves, threads=threads)
+        self._put_back(opened, file, pages_only=known)
+        opened.note_verified(groups, plan.leaves)
+        return table
+
+    def _look_up(self, opened: OpenPart, plan: Plan, deadline: Deadline) -> pa.Table:
+        """The few rows of a plan with phases: the keys first, the rest if there are any."""
+        assert plan.phases is not None  # noqa: S101  for the type checker
+        _check(deadline, opened)
+        file = self._take(opened, deadline.remaining(), pages_only=False)
+        first, second = plan.phases
+        keys = self._rows(opened, file, plan.groups, first.leaves, threads=False)
+        found = plan.found(keys)
+        rest = None
+        if found:
+            rest = self._rows(opened, file, plan.groups, second.leaves, threads=True)
+        self._put_back(opened, file, pages_only=False)
+        return plan.arrow.empty_table() if rest is None else plan.joined(keys, rest, found)
+
+    @staticmethod
+    def _rows(
+        opened: OpenPart,
+        file: pq.ParquetFile,
+        groups: Sequence[int],
+        leaves: Sequence[int],
+        *,
+        threads: bool,
+    ) -> pa.Table:
+        """Decoded row groups. After an error the file is closed."""
+
+        def decode() -> pa.Table:
+            table = file.reader.read_row_groups(groups, column_indices=leaves, use_threads=threads)
+            rows = opened.rows_of(groups)
+            if table.num_rows != rows:
+                raise damaged(opened.part, f"it has {table.num_rows} rows, of {rows} written")
+            return table
+
         try:
-            table = guarded(
-                part,
-                lambda: file.reader.read_row_groups(
-                    groups, column_indices=plan.leaves, use_threads=threads
-                ),
-            )
+            return guarded(opened.part, decode)
         except BaseException:
             file.close()
             raise
-        self._put_back(opened, file, pages_only=known)
-        opened.note_verified(groups, plan.leaves)
-        rows = opened.rows_of(groups)
-        if table.num_rows != rows:
-            raise damaged(part, f"it has {table.num_rows} rows where {rows} were written")
-        return table
+
+
+def _check(deadline: Deadline, opened: OpenPart) -> None:
+    deadline.check(f"reading the part {opened.part.key}", may_have_happened=False)
 
 
 def _wanted(
