@@ -24,18 +24,15 @@ from strandline.parts.footer import MAGIC, Footer
 from strandline.parts.keys import KeyCodec, clip, places
 from strandline.parts.plain import int64s
 from strandline.parts.schema import TableSchema
-from strandline.parts.verified import Chunks, VerifiedFile, damaged
+from strandline.parts.verified import Chunks, Window, damaged
 from strandline.state.model import Interval, Part
 
-__all__ = ["Columns", "OpenPart", "Plan", "damaged", "guarded"]
+__all__ = ["Columns", "Decoder", "OpenPart", "Plan", "damaged", "guarded"]
 
 A = TypeVar("A")
 
 _GROUPS_OF_LOOKUP = 2
 """Of so few row groups keys are decoded first: that costs a hit little and saves a miss most."""
-
-_LOCAL = (pa.OSFile, pa.BufferReader, pa.MemoryMappedFile)
-"""Files of which many small reads cost no more than one large one."""
 
 _COPY_BELOW = 8
 """Rows that are less than this share of what was decoded are copied out of it: a found row shall
@@ -132,23 +129,19 @@ class Columns:
 
 
 class OpenPart:
-    """A part whose footer was verified: its metadata, where which key is, idle readers."""
+    """A part whose footer was verified: its metadata, where which key is, idle decoders."""
 
     def __init__(self, part: Part, file: pa.NativeFile) -> None:
         self.part = part
-        self.idle: dict[bool, list[pq.ParquetFile]] = {False: [], True: []}
-        """Readers that nobody uses; True: those that verify pages only."""
+        self.idle: list[Decoder] = []
+        """Those that nobody uses."""
         tail = self._verified(file)
-        self._tail = tail
         self.metadata = pq.read_metadata(pa.BufferReader(tail))
         count = self.metadata.num_row_groups * self.metadata.num_columns
         self._chunks = Chunks.from_bytes(tail, count, len(MAGIC))
         self.stored = self.metadata.schema.to_arrow_schema()
         texts = self.metadata.metadata or {}
         self.about = Footer.about_of(texts)
-        self._verified_chunks = np.zeros(
-            (self.metadata.num_row_groups, self.metadata.num_columns), dtype=bool
-        )
         self._separators = Footer.separators_of(texts)
         self._texts = texts
         self._plans: dict[tuple[int, tuple[str, ...] | None, bool], Columns] = {}
@@ -180,36 +173,9 @@ class OpenPart:
         """See `PartReader.quantiles`."""
         return Footer.quantiles_of(self._texts)
 
-    def file(self, source: pa.NativeFile) -> VerifiedFile:
-        """The part as a file that verifies what is read, on an open file of it."""
-        return VerifiedFile(self.part, source, self._chunks, self._tail)
-
-    def parquet(self, source: pa.NativeFile, *, pages_only: bool = False) -> pq.ParquetFile:
-        """A reader on an open file of the part, for one thread at a time.
-
-        It verifies chunks, headers of pages included; `pages_only`: what is in the pages.
-        """
-        # Reads ahead of need only where a request costs much; the local reads that it saves cost
-        # less than gathering them. Page checksums need not be verified on top of those of chunks.
-        return pq.ParquetFile(
-            source if pages_only else self.file(source),
-            metadata=self.metadata,
-            pre_buffer=not isinstance(source, _LOCAL),
-            page_checksum_verification=pages_only,
-        )
-
-    def headers_verified(self, groups: Sequence[int], leaves: Sequence[int]) -> bool:
-        """Whether the chunks of these columns in these row groups were verified whole before.
-
-        SUBTLE: like the footer, the headers of pages are then taken to be what this handle saw;
-        what is in the pages is verified on every read. Verifying chunks again goes through Python
-        for each, which keeps the threads of a scan waiting for one another.
-        """
-        return bool(self._verified_chunks[np.ix_(groups, leaves)].all())
-
-    def note_verified(self, groups: Sequence[int], leaves: Sequence[int]) -> None:
-        """Remembers that these chunks were read through a reader that verifies chunks."""
-        self._verified_chunks[np.ix_(groups, leaves)] = True
+    def decoder(self, source: pa.NativeFile) -> Decoder:
+        """What decodes row groups of the part, for one thread at a time, out of an open file."""
+        return Decoder(self, Window(self.part, source, self._chunks, self.metadata.num_columns))
 
     def rows_of(self, groups: Sequence[int]) -> int:
         """How many rows the row groups have. All but the last have equally many."""
@@ -275,6 +241,32 @@ class OpenPart:
         """Columns as Parquet counts them, which sees only what is not nested."""
         counts = [_leaf_count(field.type) for field in self.stored]
         return [sum(counts[:at]) + i for at in columns for i in range(counts[at])]
+
+
+class Decoder:
+    """Decodes row groups of one part. Not for several threads at once."""
+
+    def __init__(self, opened: OpenPart, window: Window) -> None:
+        self._opened = opened
+        self._window = window
+        self._file = pq.ParquetFile(window.file, metadata=opened.metadata, pre_buffer=False)
+
+    def rows(self, groups: Sequence[int], leaves: Sequence[int], *, threads: bool) -> pa.Table:
+        """The columns `leaves` of some row groups, both ascending; `threads`: of Arrow's own."""
+        opened = self._opened
+        with self._window.loaded(groups, leaves):
+            # Not through `ParquetFile`, which looks columns up by their names.
+            table = self._file.reader.read_row_groups(
+                groups, column_indices=leaves, use_threads=threads
+            )
+        rows = opened.rows_of(groups)
+        if table.num_rows != rows:
+            raise damaged(opened.part, f"it has {table.num_rows} rows, of {rows} written")
+        return table
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._window.close()
 
 
 def _leaf_count(kind: pa.DataType) -> int:

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.parts.opened import OpenPart, Plan, guarded
+from strandline.parts.opened import Decoder, OpenPart, Plan, guarded
 from strandline.parts.schema import TableSchema
-from strandline.parts.verified import damaged
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
 from strandline.state.plan import united
@@ -42,7 +40,7 @@ class PartReader:
         self._env = env
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenPart] = OrderedDict()
-        self._files: OrderedDict[int, tuple[list[pq.ParquetFile], pq.ParquetFile]] = OrderedDict()
+        self._idle: OrderedDict[int, tuple[OpenPart, Decoder]] = OrderedDict()
 
     def read(
         self,
@@ -155,49 +153,47 @@ class PartReader:
                 return found
         file = self._file(part, timeout)
         opened = guarded(part, lambda: OpenPart(part, file))
-        reader = guarded(part, lambda: opened.parquet(file))
+        decoder = guarded(part, lambda: opened.decoder(file))
         with self._lock:
             self._open[part.key] = opened
             while len(self._open) > self._settings.footer_cache_entries:
                 self._open.popitem(last=False)
-        self._put_back(opened, reader, pages_only=False)
+        self._put_back(opened, decoder)
         return opened
 
     def close(self) -> None:
         """Closes the files that are held open. The reader can be used further."""
         with self._lock:
-            files = [file for _, file in self._files.values()]
-            self._files.clear()
+            decoders = [decoder for _, decoder in self._idle.values()]
+            self._idle.clear()
             for opened in self._open.values():
-                for idle in opened.idle.values():
-                    idle.clear()
-        for file in files:
-            file.close()
+                opened.idle.clear()
+        for decoder in decoders:
+            decoder.close()
 
     # --- files
 
     def _file(self, part: Part, timeout: float) -> pa.NativeFile:
         return guarded(part, lambda: self._blob.open(part.key, timeout=timeout))
 
-    def _take(self, opened: OpenPart, timeout: float, *, pages_only: bool) -> pq.ParquetFile:
-        """A reader of the part that nobody else uses until it is put back."""
+    def _take(self, opened: OpenPart, timeout: float) -> Decoder:
+        """A decoder of the part that nobody else uses until it is put back."""
         with self._lock:
-            if opened.idle[pages_only]:
-                file = opened.idle[pages_only].pop()
-                del self._files[id(file)]
-                return file
+            if opened.idle:
+                decoder = opened.idle.pop()
+                del self._idle[id(decoder)]
+                return decoder
         source = self._file(opened.part, timeout)
-        return guarded(opened.part, lambda: opened.parquet(source, pages_only=pages_only))
+        return guarded(opened.part, lambda: opened.decoder(source))
 
-    def _put_back(self, opened: OpenPart, file: pq.ParquetFile, *, pages_only: bool) -> None:
+    def _put_back(self, opened: OpenPart, decoder: Decoder) -> None:
         closing = None
-        idle = opened.idle[pages_only]
         with self._lock:
-            idle.append(file)
-            self._files[id(file)] = (idle, file)
-            if len(self._files) > _FILES_MAX:
-                _, (owner, closing) = self._files.popitem(last=False)
-                owner.remove(closing)
+            opened.idle.append(decoder)
+            self._idle[id(decoder)] = (opened, decoder)
+            if len(self._idle) > _FILES_MAX:
+                _, (owner, closing) = self._idle.popitem(last=False)
+                owner.idle.remove(closing)
         if closing is not None:
             closing.close()
 
@@ -208,54 +204,43 @@ class PartReader:
         plan: Plan,
         deadline: Deadline,
         *,
-        threads: bool = True,
+        threads: bool,
     ) -> pa.Table:
         """The rows of some row groups, in the plan's columns as they are stored."""
         _check(deadline, opened)
-        # What is decoded at once is little, and verifying chunks costs less than pages would.
-        known = not threads and opened.headers_verified(groups, plan.leaves)
-        file = self._take(opened, deadline.remaining(), pages_only=known)
-        table = self._rows(opened, file, groups, plan.leaves, threads=threads)
-        self._put_back(opened, file, pages_only=known)
-        opened.note_verified(groups, plan.leaves)
+        decoder = self._take(opened, deadline.remaining())
+        table = self._rows(opened, decoder, groups, plan.leaves, threads=threads)
+        self._put_back(opened, decoder)
         return table
 
     def _look_up(self, opened: OpenPart, plan: Plan, deadline: Deadline) -> pa.Table:
         """The few rows of a plan with phases: the keys first, the rest if there are any."""
         assert plan.phases is not None  # noqa: S101  for the type checker
         _check(deadline, opened)
-        file = self._take(opened, deadline.remaining(), pages_only=False)
+        decoder = self._take(opened, deadline.remaining())
         first, second = plan.phases
-        keys = self._rows(opened, file, plan.groups, first.leaves, threads=False)
-        found = plan.found(keys)
+        keys = self._rows(opened, decoder, plan.groups, first.leaves, threads=False)
+        found = guarded(opened.part, lambda: plan.found(keys))
         rest = None
         if found:
-            rest = self._rows(opened, file, plan.groups, second.leaves, threads=True)
-        self._put_back(opened, file, pages_only=False)
+            rest = self._rows(opened, decoder, plan.groups, second.leaves, threads=True)
+        self._put_back(opened, decoder)
         return plan.arrow.empty_table() if rest is None else plan.joined(keys, rest, found)
 
     @staticmethod
     def _rows(
         opened: OpenPart,
-        file: pq.ParquetFile,
+        decoder: Decoder,
         groups: Sequence[int],
         leaves: Sequence[int],
         *,
         threads: bool,
     ) -> pa.Table:
-        """Decoded row groups. After an error the file is closed."""
-
-        def decode() -> pa.Table:
-            table = file.reader.read_row_groups(groups, column_indices=leaves, use_threads=threads)
-            rows = opened.rows_of(groups)
-            if table.num_rows != rows:
-                raise damaged(opened.part, f"it has {table.num_rows} rows, of {rows} written")
-            return table
-
+        """Decoded row groups. After an error the decoder is closed."""
         try:
-            return guarded(opened.part, decode)
+            return guarded(opened.part, lambda: decoder.rows(groups, leaves, threads=threads))
         except BaseException:
-            file.close()
+            decoder.close()
             raise
 
 

@@ -1,19 +1,19 @@
-"""A part as a file of which nothing can be read that is not what was written.
+"""Nothing of a part is decoded that is not what was written.
 
 Parquet's page checksums cover the contents of pages, not their headers; and a header that tells of
 a value more or less than there is makes readers shift or drop values without a word. So between
 the last page and Parquet's own footer a part has a table of its *chunks* (a chunk is all pages of
 one column in one row group, headers included): their lengths, then their CRC-32s, little endian
-uint32 each. This file verifies every chunk that is read of it, before a decoder sees it. Readers
-that know nothing of the table skip it, and still have the page checksums.
+uint32 each. Every chunk is verified by it on every read, before a decoder sees it. Readers that
+know nothing of the table skip it, and still have the page checksums.
 """
 
 from __future__ import annotations
 
-import io
+import mmap
 import zlib
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from strandline.errors import Corruption
 from strandline.parts.crc import combined
 from strandline.state.model import Part
 
-__all__ = ["ChunkRecorder", "Chunks", "VerifiedFile", "damaged"]
+__all__ = ["ChunkRecorder", "Chunks", "Window", "damaged"]
 
 
 def damaged(part: Part, why: str) -> Corruption:
@@ -84,65 +84,74 @@ class ChunkRecorder:
         return Chunks(list(bounds), total.tolist())
 
 
-class VerifiedFile(io.RawIOBase):
-    """What Arrow reads a part through. Not for several threads at once."""
+class Window:
+    """Memory as large as a part, into which its chunks are put at their places, once verified.
 
-    def __init__(self, part: Part, source: pa.NativeFile, chunks: Chunks, tail: bytes) -> None:
+    Arrow decodes out of it. A file object in Python would do as well, if it were not for Arrow's
+    threads: they would need the interpreter's lock to read and to let go of what was read, wait
+    for one another, and abort the process when they do so while it is ending. What was never put
+    there takes no memory, and what was decoded gives it back.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, part: Part, source: pa.NativeFile, chunks: Chunks, width: int) -> None:
+        """`width`: how many chunks a row group has."""
         self._part = part
         self._source = source
         self._bounds = chunks.bounds
         self._checksums = chunks.checksums
-        self._tail = tail
-        self._at = 0
+        self._width = width
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, chunks.bounds[-1], flags=private)
+        self._view = memoryview(self._memory)
+        self.file = pa.BufferReader(pa.py_buffer(self._memory))
+        """The part, as far as it is loaded."""
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._part.size)[whence]
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes | memoryview:
-        """Bytes of whole chunks as they are; parts of some are cut out of them."""
-        start = self._at
-        end = self._part.size if size is None or size < 0 else min(start + size, self._part.size)
-        self._at = end
-        footer = self._bounds[-1]
-        if start >= footer:
-            return self._tail[start - footer : end - footer]
-        if end > footer or start < self._bounds[0]:
-            raise ValueError("a read across the borders of a part's pages")
-        first = bisect_right(self._bounds, start) - 1
-        last = bisect_right(self._bounds, end - 1)
-        begin, finish = self._bounds[first], self._bounds[last]
-        data: bytes = self._source.read_at(finish - begin, begin)
-        self._verify(data, first, last)
-        if (begin, finish) == (start, end):
-            return data
-        return memoryview(data)[start - begin : end - begin]
-
-    def _verify(self, data: bytes, first: int, last: int) -> None:
-        bounds = self._bounds
-        if len(data) == bounds[last] - bounds[first]:
-            if last == first + 1:
-                if zlib.crc32(data) == self._checksums[first]:
-                    return
-            else:
-                view, base = memoryview(data), bounds[first]
-                pieces = (view[bounds[i] - base : bounds[i + 1] - base] for i in range(first, last))
-                if [*map(zlib.crc32, pieces)] == list(self._checksums[first:last]):
-                    return
-        raise damaged(
-            self._part, f"bytes {bounds[first]} to {bounds[last]} do not have their checksum"
-        )
+    @contextmanager
+    def loaded(self, groups: Sequence[int], leaves: Sequence[int]) -> Iterator[None]:
+        """While this is open, `file` has these columns of these row groups (both ascending)."""
+        runs = list(self._runs(groups, leaves))
+        try:
+            for first, last in runs:
+                self._load(first, last)
+            yield
+        finally:
+            for first, last in runs:
+                start = self._bounds[first] & -mmap.PAGESIZE
+                self._memory.madvise(mmap.MADV_DONTNEED, start, self._bounds[last] - start)
 
     def close(self) -> None:
-        if not self.closed:
-            self._source.close()
-        super().close()
+        """Closes the file that the bytes come from."""
+        self._source.close()
+
+    def _runs(self, groups: Sequence[int], leaves: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The chunks, as ranges of neighbours, which are read at once."""
+        first = last = -1
+        for group in groups:
+            for leaf in leaves:
+                chunk = group * self._width + leaf
+                if chunk != last:
+                    if last >= 0:
+                        yield first, last
+                    first = chunk
+                last = chunk + 1
+        if last >= 0:
+            yield first, last
+
+    def _load(self, first: int, last: int) -> None:
+        bounds, view = self._bounds, self._view
+        start, end = bounds[first], bounds[last]
+        self._source.seek(start)
+        while start < end:
+            taken = self._source.readinto(view[start:end])
+            if not taken:
+                raise damaged(self._part, f"it ends at byte {start}")
+            start += taken
+        for chunk in range(first, last):
+            data = view[bounds[chunk] : bounds[chunk + 1]]
+            if zlib.crc32(data) != self._checksums[chunk]:
+                raise damaged(
+                    self._part,
+                    f"bytes {bounds[chunk]} to {bounds[chunk + 1]} do not have their checksum",
+                )

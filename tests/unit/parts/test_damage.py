@@ -20,7 +20,7 @@ from strandline.parts.crc import combined
 from strandline.parts.keys import KeyRange
 from strandline.parts.read import PartReader
 from strandline.parts.schema import TableSchema, new_schema
-from strandline.parts.verified import ChunkRecorder, Chunks, VerifiedFile
+from strandline.parts.verified import ChunkRecorder, Chunks, Window
 from strandline.settings import Settings
 from strandline.state.model import Part
 from tests.unit.parts.test_part import ENV, SCHEMA, Store, rows
@@ -255,24 +255,34 @@ def test_chunks_are_recorded_however_they_are_written(written: list[list[bytes]]
 
 
 @given(st.data())
-def test_a_verified_file_reads_what_is_there_wherever_one_asks(data: st.DataObject) -> None:
-    pieces = data.draw(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=6))
-    tail = b"the footer"
-    content = b"PAR1" + b"".join(pieces) + tail
-    bounds = [4, *(4 + len(b"".join(pieces[: i + 1])) for i in range(len(pieces)))]
-    part = Part("p", len(content), 1, b"", b"", footer_size=len(tail))
+def test_a_window_shows_what_was_loaded_and_verified(data: st.DataObject) -> None:
+    width = data.draw(st.integers(1, 3))
+    count = width * data.draw(st.integers(1, 4))
+    sizes = st.integers(1, 9_000)
+    pieces = [bytes([n + 1]) * data.draw(sizes) for n in range(count)]
+    content = b"PAR1" + b"".join(pieces) + b"the footer"
+    bounds = [4, *(4 + len(b"".join(pieces[: i + 1])) for i in range(count))]
+    part = Part("p", len(content), 1, b"", b"")
     chunks = Chunks(bounds, [zlib.crc32(piece) for piece in pieces])
-    end = data.draw(st.integers(4, bounds[-1]))
-    start = data.draw(st.integers(4, end))
-    file = VerifiedFile(part, pa.BufferReader(content), chunks, tail)
-    file.seek(start)
-    assert bytes(file.read(end - start)) == content[start:end]
-    assert file.tell() == end
-    file.seek(-len(tail), 2)
-    assert bytes(file.read()) == tail
+    picked: st.SearchStrategy[set[int]] = st.sets(st.integers(0, count // width - 1), min_size=1)
+    groups = sorted(data.draw(picked))
+    leaves = sorted(data.draw(st.sets(st.integers(0, width - 1), min_size=1)))
+    wanted = [group * width + leaf for group in groups for leaf in leaves]
+    window = Window(part, pa.BufferReader(content), chunks, width)
+    for _ in range(2):
+        with window.loaded(groups, leaves):
+            for chunk in wanted:
+                found = window.file.read_at(bounds[chunk + 1] - bounds[chunk], bounds[chunk])
+                assert found == pieces[chunk]
+        assert window.file.read_at(bounds[-1], 0).strip(b"\0") == b""
     damaged = bytearray(content)
-    damaged[data.draw(st.integers(4, bounds[-1] - 1))] ^= 1
-    file = VerifiedFile(part, pa.BufferReader(bytes(damaged)), chunks, tail)
-    file.seek(4)
-    with pytest.raises(Corruption):
-        file.read(bounds[-1] - 4)
+    place = data.draw(st.integers(4, bounds[-1] - 1))
+    damaged[place] ^= 1
+    touched = any(bounds[chunk] <= place < bounds[chunk + 1] for chunk in wanted)
+    for bad, hit in [(bytes(damaged), touched), (content[: bounds[wanted[-1] + 1] - 1], True)]:
+        window = Window(part, pa.BufferReader(bad), chunks, width)
+        if not hit:
+            with window.loaded(groups, leaves):
+                continue
+        with pytest.raises(Corruption), window.loaded(groups, leaves):
+            pass
