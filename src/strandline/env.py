@@ -127,6 +127,7 @@ class RealEnv:
     def __init__(self, *, threads: int = 16) -> None:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
+        self._here = threading.local()
         self._lock = threading.Lock()
 
     def now_micros(self) -> int:
@@ -145,11 +146,14 @@ class RealEnv:
         return secrets.token_hex(nbytes)
 
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        if len(items) <= 1:
+        if len(items) <= 1 or self._inside():
             return [function(item) for item in items]
         return list(self._executor().map(function, items))
 
     def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
+        if self._inside():
+            yield from map(function, items)
+            return
         pending: deque[Future[B]] = deque()
         try:
             for item in items:
@@ -168,10 +172,22 @@ class RealEnv:
     def process_id(self) -> int:
         return os.getpid()
 
+    def _inside(self) -> bool:
+        """Whether this is a thread of the pool.
+
+        SUBTLE: what runs there does what it would run side by side one after the other. If it
+        waited for threads of the pool, enough of them at once would wait for ever.
+        """
+        return getattr(self._here, "inside", False)
+
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="strandline-io")
+                self._pool = ThreadPoolExecutor(
+                    self._threads,
+                    thread_name_prefix="strandline-io",
+                    initializer=lambda: setattr(self._here, "inside", True),
+                )
             return self._pool
 
 
