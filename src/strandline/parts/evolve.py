@@ -43,9 +43,15 @@ class Mapping:
         """Which of the stored columns are read, ascending."""
         places_read = {source: at for at, source in enumerate(self.needed)}
         self._sources = [None if s is None else places_read[s] for s in sources]
+        as_stored = [s is not None and stored.field(s).type for s in sources]
+        self._as_stored = as_stored == self.arrow.types and self._sources == list(
+            range(len(self._sources))
+        )
 
     def table(self, data: pa.Table) -> pa.Table:
         """The rows of a table that has exactly the columns `needed`."""
+        if self._as_stored:
+            return pa.Table.from_arrays(data.columns, schema=self.arrow)
         return pa.Table.from_arrays(list(self._columns(data)), schema=self.arrow)
 
     def _columns(self, data: pa.Table) -> Iterator[Any]:

@@ -161,6 +161,12 @@ def _contiguous(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArra
     return column
 
 
+_LIMITS = {
+    np.dtype(name): (int(np.iinfo(name).min), int(np.iinfo(name).max))
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+
+
 class _Located:
     """Searches the sorted key columns of one table."""
 
@@ -187,8 +193,8 @@ class _Located:
         if len(bound) < width:
             return None
         value = int.from_bytes(bound[:width], "big") - OFFSET
-        limits = np.iinfo(self._numbers.dtype)
-        if not limits.min <= value <= limits.max:
+        least, greatest = _LIMITS[self._numbers.dtype]
+        if not least <= value <= greatest:
             return None
         number = self._numbers.dtype.type(value)
         start = int(np.searchsorted(self._numbers, number, "left"))

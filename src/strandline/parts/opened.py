@@ -8,10 +8,10 @@ verified before any of that is parsed; checksums in there cover all the rest
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +24,13 @@ from strandline.parts.footer import MAGIC, Footer
 from strandline.parts.keys import KeyCodec, clip, places
 from strandline.parts.plain import int64s
 from strandline.parts.schema import TableSchema
-from strandline.parts.verified import Chunks, Window, damaged
+from strandline.parts.verified import Arena, Chunks, Window, damaged
 from strandline.state.model import Interval, Part
 
 __all__ = ["Columns", "Decoder", "OpenPart", "Plan", "damaged", "guarded"]
 
 A = TypeVar("A")
 
-_GROUPS_OF_LOOKUP = 2
-"""Of so few row groups keys are decoded first: that costs a hit little and saves a miss most."""
 
 _COPY_BELOW = 8
 """Rows that are less than this share of what was decoded are copied out of it: a found row shall
@@ -58,17 +56,26 @@ def guarded(part: Part, function: Callable[[], A]) -> A:
         raise damaged(part, str(error) or type(error).__name__) from error
 
 
+class Run(NamedTuple):
+    """Neighbouring row groups, and the intervals that wanted rows are in (None: all are wanted)."""
+
+    groups: range
+    inside: Sequence[Interval] | None
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether keys are decoded first: that costs a hit little, and saves a miss most."""
+        return self.inside is not None and len(self.groups) <= 2
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be read of a part."""
 
     columns: Columns
-    groups: Sequence[int]
-    """The row groups, ascending."""
-    inside: Sequence[Interval] | None
-    """The intervals that rows have to be in; None: all rows are."""
+    runs: Sequence[Run]
     phases: tuple[Columns, Columns] | None
-    """Where few rows are wanted: the keys, which tell whether there are any, and the rest."""
+    """The keys, which tell whether there are rows at all, and the rest; None: not in phases."""
 
     @property
     def leaves(self) -> Sequence[int]:
@@ -80,40 +87,34 @@ class Plan:
         """The schema of what comes out."""
         return self.columns.arrow
 
-    def clipped(self, decoded: pa.Table) -> pa.Table:
+    def clipped(self, decoded: pa.Table, run: Run) -> pa.Table:
         """Of decoded row groups, the rows and columns that were asked for."""
         table = self.columns.mapping.table(decoded)
-        if self.inside is not None:
-            table = clip(table, self.inside, self.columns.codec)
+        if run.inside is not None:
+            table = clip(table, run.inside, self.columns.codec)
         if table.column_names != self.arrow.names:
             table = table.select(self.arrow.names)
-        return _detached(table, decoded.num_rows)
+        if table.num_rows * _COPY_BELOW < decoded.num_rows:
+            table = table.take(int64s(np.arange(table.num_rows)))
+        return table
 
-    def found(self, decoded: pa.Table) -> list[tuple[int, int]]:
-        """Where the wanted rows are in row groups of which the first phase was decoded."""
+    def looked_up(self, decoder: Decoder, run: Run, *, threads: bool) -> pa.Table:
+        """The rows that were asked for of few row groups: the keys first, the rest if need be."""
         assert self.phases is not None  # noqa: S101  for the type checker
-        keys = self.phases[0].mapping.table(decoded)
-        return places(keys, self.inside or (), self.columns.codec)
-
-    def joined(self, keys: pa.Table, rest: pa.Table, found: list[tuple[int, int]]) -> pa.Table:
-        """The wanted rows of row groups of which both phases were decoded."""
-        assert self.phases is not None  # noqa: S101  for the type checker
-        first, second = (
-            phase.mapping.table(t) for phase, t in zip(self.phases, (keys, rest), strict=True)
-        )
-        columns = dict(zip(first.column_names, first.columns, strict=True))
-        columns.update(zip(second.column_names, second.columns, strict=True))
+        first, second = self.phases
+        keys = first.mapping.table(decoder.rows(first.leaves, threads=False))
+        found = places(keys, run.inside or (), self.columns.codec)
+        if not found:
+            return self.arrow.empty_table()
+        rest = second.mapping.table(decoder.rows(second.leaves, threads=threads))
+        columns = dict(zip(keys.column_names, keys.columns, strict=True))
+        columns.update(zip(rest.column_names, rest.columns, strict=True))
         table = pa.Table.from_arrays([columns[n] for n in self.arrow.names], schema=self.arrow)
-        pieces = [table.slice(start, end - start) for start, end in found]
-        wanted = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-        return _detached(wanted, keys.num_rows)
-
-
-def _detached(table: pa.Table, decoded: int) -> pa.Table:
-    """A copy, if the table is a small piece of what was decoded."""
-    if table.num_rows * _COPY_BELOW < decoded:
-        return table.take(int64s(np.arange(table.num_rows)))
-    return table
+        rows = sum(end - start for start, end in found)
+        if rows * _COPY_BELOW < table.num_rows:
+            wanted = [np.arange(start, end) for start, end in found]
+            return table.take(int64s(np.concatenate(wanted) if len(wanted) > 1 else wanted[0]))
+        return pa.concat_tables([table.slice(start, end - start) for start, end in found])
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,16 @@ class Columns:
 
 
 class OpenPart:
-    """A part whose footer was verified: its metadata, where which key is, idle decoders."""
+    """A part whose footer was verified: its metadata, where which key is, idle files."""
 
     def __init__(self, part: Part, file: pa.NativeFile) -> None:
         self.part = part
-        self.idle: list[Decoder] = []
-        """Those that nobody uses."""
+        self.idle: list[pa.NativeFile] = []
+        """Open files of the part that nobody uses."""
         tail = self._verified(file)
         self.metadata = pq.read_metadata(pa.BufferReader(tail))
         count = self.metadata.num_row_groups * self.metadata.num_columns
-        self._chunks = Chunks.from_bytes(tail, count, len(MAGIC))
+        self.chunks = Chunks.from_bytes(tail, count, len(MAGIC))
         self.stored = self.metadata.schema.to_arrow_schema()
         texts = self.metadata.metadata or {}
         self.about = Footer.about_of(texts)
@@ -146,7 +147,7 @@ class OpenPart:
         self._texts = texts
         self._plans: dict[tuple[int, tuple[str, ...] | None, bool], Columns] = {}
         pages_end = part.size - part.footer_size
-        if self._chunks.bounds[-1] != pages_end or self.metadata.num_rows != part.rows:
+        if self.chunks.bounds[-1] != pages_end or self.metadata.num_rows != part.rows:
             raise damaged(part, "its footer does not fit it")
         if self.about["key"] != part.key:
             raise damaged(part, f"it is another part, {self.about['key']}")
@@ -173,12 +174,14 @@ class OpenPart:
         """See `PartReader.quantiles`."""
         return Footer.quantiles_of(self._texts)
 
-    def decoder(self, source: pa.NativeFile) -> Decoder:
-        """What decodes row groups of the part, for one thread at a time, out of an open file."""
-        return Decoder(self, Window(self.part, source, self._chunks, self.metadata.num_columns))
+    def bytes_of(self, groups: range) -> int:
+        """How many bytes neighbouring row groups take, all columns together."""
+        width = int(self.metadata.num_columns)
+        bounds = self.chunks.bounds
+        return bounds[(groups[-1] + 1) * width] - bounds[groups[0] * width]
 
     def rows_of(self, groups: Sequence[int]) -> int:
-        """How many rows the row groups have. All but the last have equally many."""
+        """How many rows the row groups, ascending, have. All but the last have equally many."""
         per_group = int(self.about["group_rows"])
         rows = per_group * len(groups)
         if groups and groups[-1] == len(self._separators) - 1:
@@ -208,17 +211,44 @@ class OpenPart:
         ]
         whole = len(inside) == 1 and _covers(inside[0], part)
         found = self._columns(schema, columns, keys=not whole)
-        groups: list[int] = []
-        for interval in inside:
-            more = self.groups_in(interval)
-            groups += [g for g in more if g > groups[-1]] if groups else more
+        if whole:
+            return Plan(found, [Run(range(len(self._separators)), None)], None)
         phases = None
-        if not whole and 0 < len(groups) <= _GROUPS_OF_LOOKUP:
-            names = [n for n in found.arrow.names if n not in schema.keys]
-            if names:
-                keys = self._columns(schema, schema.keys, keys=False)
-                phases = (keys, self._columns(schema, names, keys=False))
-        return Plan(found, groups, None if whole else inside, phases)
+        names = [n for n in found.arrow.names if n not in schema.keys]
+        if names:
+            keys = self._columns(schema, schema.keys, keys=False)
+            phases = (keys, self._columns(schema, names, keys=False))
+        return Plan(found, self._runs(inside), phases)
+
+    def _runs(self, inside: Sequence[Interval]) -> list[Run]:
+        """The row groups that may have rows in the ascending intervals."""
+        runs: list[range] = []
+        for interval in inside:
+            groups = self.groups_in(interval)
+            if runs and groups.start <= runs[-1].stop:
+                before = runs.pop()
+                groups = range(before.start, max(before.stop, groups.stop))
+            runs.append(groups)
+        return [Run(groups, inside) for groups in runs]
+
+    def pieces(self, plan: Plan, groups_max: int) -> Iterator[Run]:
+        """The runs of a plan in pieces of at most so many row groups."""
+        for groups, inside in plan.runs:
+            for start in range(0, len(groups), groups_max):
+                piece = groups[start : start + groups_max]
+                yield Run(piece, inside and self._meeting(inside, piece))
+
+    def _meeting(self, inside: Sequence[Interval], groups: range) -> Sequence[Interval]:
+        """Those of the ascending intervals that may have a key of the row groups."""
+        least = self._separators[groups.start]
+        start = bisect_left(inside, least, key=lambda interval: interval.lower)
+        if start and (inside[start - 1].upper or least + b"\0") > least:
+            start -= 1
+        if groups.stop == len(self._separators):
+            return inside[start:]
+        # As in `groups_in`: a key that is equal to the separator may be on both sides.
+        following = self._separators[groups.stop]
+        return inside[start : bisect_right(inside, following, key=lambda interval: interval.lower)]
 
     def _columns(
         self, schema: TableSchema, columns: Sequence[str] | None, *, keys: bool
@@ -244,29 +274,31 @@ class OpenPart:
 
 
 class Decoder:
-    """Decodes row groups of one part. Not for several threads at once."""
+    """Decodes neighbouring row groups of one part. Not for several threads at once."""
 
-    def __init__(self, opened: OpenPart, window: Window) -> None:
+    def __init__(
+        self, opened: OpenPart, source: pa.NativeFile, arena: Arena, groups: range
+    ) -> None:
         self._opened = opened
-        self._window = window
-        self._file = pq.ParquetFile(window.file, metadata=opened.metadata, pre_buffer=False)
+        self._groups = groups
+        width = opened.metadata.num_columns
+        first, last = groups[0] * width, (groups[-1] + 1) * width
+        self._window = Window(opened.part, source, opened.chunks, arena, first, last)
+        self._file = pq.ParquetFile(self._window.file, metadata=opened.metadata, pre_buffer=False)
 
-    def rows(self, groups: Sequence[int], leaves: Sequence[int], *, threads: bool) -> pa.Table:
-        """The columns `leaves` of some row groups, both ascending; `threads`: of Arrow's own."""
+    def rows(self, leaves: Sequence[int], *, threads: bool) -> pa.Table:
+        """The columns `leaves`, ascending; `threads`: on Arrow's, one per column."""
         opened = self._opened
-        with self._window.loaded(groups, leaves):
-            # Not through `ParquetFile`, which looks columns up by their names.
-            table = self._file.reader.read_row_groups(
-                groups, column_indices=leaves, use_threads=threads
-            )
-        rows = opened.rows_of(groups)
+        width = opened.metadata.num_columns
+        self._window.load([group * width + leaf for group in self._groups for leaf in leaves])
+        # Not through `ParquetFile`, which looks columns up by their names.
+        table = self._file.reader.read_row_groups(
+            list(self._groups), column_indices=leaves, use_threads=threads
+        )
+        rows = opened.rows_of(self._groups)
         if table.num_rows != rows:
             raise damaged(opened.part, f"it has {table.num_rows} rows, of {rows} written")
         return table
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._window.close()
 
 
 def _leaf_count(kind: pa.DataType) -> int:

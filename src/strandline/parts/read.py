@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.parts.opened import Decoder, OpenPart, Plan, guarded
+from strandline.parts.opened import Decoder, OpenPart, Plan, Run, guarded
 from strandline.parts.schema import TableSchema
+from strandline.parts.verified import Arena
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
 from strandline.state.plan import united
@@ -25,6 +27,11 @@ __all__ = ["PartReader"]
 
 _FILES_MAX = 256
 """Files that are held open between reads, over all parts."""
+
+_ARENAS_MAX = 16
+_ARENA_BYTES_MIN = 1 << 20
+_ARENA_BYTES_MAX = 16 << 20
+"""Memory that stored bytes are read into is kept between reads, as long as it is not larger."""
 
 _STREAM_ROWS = 131_072
 _AHEAD = 6
@@ -40,7 +47,8 @@ class PartReader:
         self._env = env
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenPart] = OrderedDict()
-        self._idle: OrderedDict[int, tuple[OpenPart, Decoder]] = OrderedDict()
+        self._files: OrderedDict[int, tuple[OpenPart, pa.NativeFile]] = OrderedDict()
+        self._arenas: list[Arena] = []
 
     def read(
         self,
@@ -64,19 +72,15 @@ class PartReader:
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, timeout=timeout)
         plan = opened.plan(schema, columns, wanted)
-        if plan.phases is not None:
-            return self._look_up(opened, plan, deadline)
-        chunks = list(_chunks(plan.groups, opened.groups_of_rows(_STREAM_ROWS)))
-
-        def decode(groups: Sequence[int]) -> pa.Table:
-            # One chunk has Arrow's threads, one per column; of several each has a thread of ours.
-            alone = len(chunks) == 1
-            return plan.clipped(self._decode(opened, groups, plan, deadline, threads=alone))
-
-        pieces = self._env.parallel(decode, chunks)
-        if len(pieces) == 1:
-            return pieces[0]
-        return pa.concat_tables(pieces) if pieces else plan.arrow.empty_table()
+        pieces = list(opened.pieces(plan, opened.groups_of_rows(_STREAM_ROWS)))
+        # One piece has Arrow's threads, one per column; of several each has a thread of ours.
+        alone = len(pieces) == 1
+        tables = self._env.parallel(
+            lambda piece: self._decode(opened, piece, plan, deadline, threads=alone), pieces
+        )
+        if alone:
+            return tables[0]
+        return pa.concat_tables(tables) if tables else plan.arrow.empty_table()
 
     def batches(
         self,
@@ -97,15 +101,15 @@ class PartReader:
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, timeout=timeout)
         plan = opened.plan(schema, columns, wanted)
-        chunks = list(_chunks(plan.groups, opened.groups_of_rows(rows)))
+        pieces = list(opened.pieces(plan, opened.groups_of_rows(rows)))
 
-        def decode(groups: Sequence[int]) -> list[pa.RecordBatch]:
+        def decode(piece: Run) -> list[pa.RecordBatch]:
             deadline = Deadline(self._env, timeout)
-            table = self._decode(opened, groups, plan, deadline, threads=False)
-            found: list[pa.RecordBatch] = plan.clipped(table).combine_chunks().to_batches()
+            table = self._decode(opened, piece, plan, deadline, threads=False)
+            found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
             return found
 
-        for batches in self._env.stream(decode, chunks, ahead=_AHEAD):
+        for batches in self._env.stream(decode, pieces, ahead=_AHEAD):
             yield from batches
 
     def chunks(
@@ -125,15 +129,15 @@ class PartReader:
         opened = self.opened(part, timeout=timeout)
         plan = opened.plan(schema, columns, united(intervals))
 
-        def chunk(groups: Sequence[int]) -> Callable[[float], pa.Table]:
+        def chunk(piece: Run) -> Callable[[float], pa.Table]:
             def load(seconds: float) -> pa.Table:
                 # Several run at once: threads of Arrow's own would only be in their way.
                 deadline = Deadline(self._env, seconds)
-                return plan.clipped(self._decode(opened, groups, plan, deadline, threads=False))
+                return self._decode(opened, piece, plan, deadline, threads=False)
 
             return load
 
-        return [chunk(groups) for groups in _chunks(plan.groups, opened.groups_of_rows(rows))]
+        return [chunk(piece) for piece in opened.pieces(plan, opened.groups_of_rows(rows))]
 
     def quantiles(self, part: Part, *, timeout: float | None = None) -> list[tuple[bytes, int]]:
         """At most 256 evenly spaced encoded full keys of the part, with the rows that they are."""
@@ -153,99 +157,88 @@ class PartReader:
                 return found
         file = self._file(part, timeout)
         opened = guarded(part, lambda: OpenPart(part, file))
-        decoder = guarded(part, lambda: opened.decoder(file))
         with self._lock:
             self._open[part.key] = opened
             while len(self._open) > self._settings.footer_cache_entries:
                 self._open.popitem(last=False)
-        self._put_back(opened, decoder)
+        self._put_back(opened, file)
         return opened
 
     def close(self) -> None:
         """Closes the files that are held open. The reader can be used further."""
         with self._lock:
-            decoders = [decoder for _, decoder in self._idle.values()]
-            self._idle.clear()
+            files = [file for _, file in self._files.values()]
+            self._files.clear()
+            self._arenas.clear()
             for opened in self._open.values():
                 opened.idle.clear()
-        for decoder in decoders:
-            decoder.close()
+        for file in files:
+            file.close()
 
     # --- files
 
     def _file(self, part: Part, timeout: float) -> pa.NativeFile:
         return guarded(part, lambda: self._blob.open(part.key, timeout=timeout))
 
-    def _take(self, opened: OpenPart, timeout: float) -> Decoder:
-        """A decoder of the part that nobody else uses until it is put back."""
+    def _take(self, opened: OpenPart, timeout: float) -> pa.NativeFile:
+        """An open file of the part that nobody else uses until it is put back."""
         with self._lock:
             if opened.idle:
-                decoder = opened.idle.pop()
-                del self._idle[id(decoder)]
-                return decoder
-        source = self._file(opened.part, timeout)
-        return guarded(opened.part, lambda: opened.decoder(source))
+                file = opened.idle.pop()
+                del self._files[id(file)]
+                return file
+        return self._file(opened.part, timeout)
 
-    def _put_back(self, opened: OpenPart, decoder: Decoder) -> None:
+    def _put_back(self, opened: OpenPart, file: pa.NativeFile) -> None:
         closing = None
         with self._lock:
-            opened.idle.append(decoder)
-            self._idle[id(decoder)] = (opened, decoder)
-            if len(self._idle) > _FILES_MAX:
-                _, (owner, closing) = self._idle.popitem(last=False)
+            opened.idle.append(file)
+            self._files[id(file)] = (opened, file)
+            if len(self._files) > _FILES_MAX:
+                _, (owner, closing) = self._files.popitem(last=False)
                 owner.idle.remove(closing)
         if closing is not None:
             closing.close()
 
-    def _decode(
-        self,
-        opened: OpenPart,
-        groups: Sequence[int],
-        plan: Plan,
-        deadline: Deadline,
-        *,
-        threads: bool,
-    ) -> pa.Table:
-        """The rows of some row groups, in the plan's columns as they are stored."""
-        _check(deadline, opened)
-        decoder = self._take(opened, deadline.remaining())
-        table = self._rows(opened, decoder, groups, plan.leaves, threads=threads)
-        self._put_back(opened, decoder)
-        return table
+    def _arena(self, size: int) -> Arena:
+        """Memory of at least that size that nobody else uses."""
+        with self._lock:
+            for at, arena in enumerate(self._arenas):
+                if arena.size >= size:
+                    return self._arenas.pop(at)
+            if self._arenas:  # too small: a larger one takes its place
+                self._arenas.pop()
+        return Arena(max(size, _ARENA_BYTES_MIN))
 
-    def _look_up(self, opened: OpenPart, plan: Plan, deadline: Deadline) -> pa.Table:
-        """The few rows of a plan with phases: the keys first, the rest if there are any."""
-        assert plan.phases is not None  # noqa: S101  for the type checker
-        _check(deadline, opened)
-        decoder = self._take(opened, deadline.remaining())
-        first, second = plan.phases
-        keys = self._rows(opened, decoder, plan.groups, first.leaves, threads=False)
-        found = guarded(opened.part, lambda: plan.found(keys))
-        rest = None
-        if found:
-            rest = self._rows(opened, decoder, plan.groups, second.leaves, threads=True)
-        self._put_back(opened, decoder)
-        return plan.arrow.empty_table() if rest is None else plan.joined(keys, rest, found)
-
-    @staticmethod
-    def _rows(
-        opened: OpenPart,
-        decoder: Decoder,
-        groups: Sequence[int],
-        leaves: Sequence[int],
-        *,
-        threads: bool,
-    ) -> pa.Table:
-        """Decoded row groups. After an error the decoder is closed."""
+    @contextmanager
+    def _decoder(self, opened: OpenPart, groups: range, deadline: Deadline) -> Iterator[Decoder]:
+        """A decoder for these row groups; what it used is kept for the next unless it failed."""
+        file = self._take(opened, deadline.remaining())
         try:
-            return guarded(opened.part, lambda: decoder.rows(groups, leaves, threads=threads))
+            arena = self._arena(opened.bytes_of(groups))
+            yield Decoder(opened, file, arena, groups)
         except BaseException:
-            decoder.close()
+            file.close()
             raise
+        self._put_back(opened, file)
+        with self._lock:
+            if arena.size <= _ARENA_BYTES_MAX and len(self._arenas) < _ARENAS_MAX:
+                self._arenas.append(arena)
 
+    def _decode(
+        self, opened: OpenPart, piece: Run, plan: Plan, deadline: Deadline, *, threads: bool
+    ) -> pa.Table:
+        """The rows of one piece of a plan."""
+        part = opened.part
+        deadline.check(f"reading the part {part.key}", may_have_happened=False)
 
-def _check(deadline: Deadline, opened: OpenPart) -> None:
-    deadline.check(f"reading the part {opened.part.key}", may_have_happened=False)
+        def decoded() -> pa.Table:
+            with self._decoder(opened, piece.groups, deadline) as decoder:
+                if plan.phases is None or not piece.is_lookup:
+                    return plan.clipped(decoder.rows(plan.leaves, threads=threads), piece)
+                return plan.looked_up(decoder, piece, threads=threads)
+
+        return guarded(part, decoded)
 
 
 def _wanted(
@@ -268,8 +261,3 @@ def _common(some: Sequence[Interval], others: Sequence[Interval]) -> Sequence[In
     if some == [EVERYTHING]:
         return others
     return united(both for a in some for b in others if (both := a.intersect(b)))
-
-
-def _chunks(groups: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(groups), size):
-        yield groups[start : start + size]

@@ -10,10 +10,8 @@ know nothing of the table skip it, and still have the page checksums.
 
 from __future__ import annotations
 
-import mmap
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +21,7 @@ from strandline.errors import Corruption
 from strandline.parts.crc import combined
 from strandline.state.model import Part
 
-__all__ = ["ChunkRecorder", "Chunks", "Window", "damaged"]
+__all__ = ["Arena", "ChunkRecorder", "Chunks", "Window", "damaged"]
 
 
 def damaged(part: Part, why: str) -> Corruption:
@@ -84,73 +82,73 @@ class ChunkRecorder:
         return Chunks(list(bounds), total.tolist())
 
 
+class Arena:
+    """Memory that chunks are read into, again and again. Not for several threads at once."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory = np.empty(size, dtype=np.uint8)
+        self.view: memoryview = self._memory.data
+        self._buffer: pa.Buffer | None = None
+
+    def as_file(self, start: int, end: int) -> pa.BufferReader:
+        """A file of which the bytes from `start` to `end` are the first of this memory.
+
+        SUBTLE: what Arrow is told is a buffer of `end` bytes that would begin `start` bytes before
+        the memory. It asks for nothing before `start`, because no chunk that was loaded is there.
+        Without the trick each read would need either a file object in Python, for which Arrow's
+        threads wait for the interpreter's lock, or fresh memory as large as the part.
+
+        The buffer is kept until the next one is made. A thread of Arrow's may let go of its share
+        of it a moment after a read has returned; would that be the last share, the thread would
+        need the interpreter's lock for it, and abort a process that is just ending.
+        """
+        address = self._memory.ctypes.data - start
+        self._buffer = pa.foreign_buffer(address, end, self._memory)
+        return pa.BufferReader(self._buffer)
+
+
 class Window:
-    """Memory as large as a part, into which its chunks are put at their places, once verified.
+    """Neighbouring row groups of a part, as a file of which only what is verified is shown."""
 
-    Arrow decodes out of it. A file object in Python would do as well, if it were not for Arrow's
-    threads: they would need the interpreter's lock to read and to let go of what was read, wait
-    for one another, and abort the process when they do so while it is ending. What was never put
-    there takes no memory, and what was decoded gives it back.
-
-    Not for several threads at once.
-    """
-
-    def __init__(self, part: Part, source: pa.NativeFile, chunks: Chunks, width: int) -> None:
-        """`width`: how many chunks a row group has."""
+    def __init__(
+        self,
+        part: Part,
+        source: pa.NativeFile,
+        chunks: Chunks,
+        arena: Arena,
+        first: int,
+        last: int,
+    ) -> None:
+        """The chunks from `first` to before `last`; the arena has room for them."""
         self._part = part
         self._source = source
-        self._bounds = chunks.bounds
-        self._checksums = chunks.checksums
-        self._width = width
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = mmap.mmap(-1, chunks.bounds[-1], flags=private)
-        self._view = memoryview(self._memory)
-        self.file = pa.BufferReader(pa.py_buffer(self._memory))
-        """The part, as far as it is loaded."""
+        self._chunks = chunks
+        self._view = arena.view
+        self._start = chunks.bounds[first]
+        self.file = arena.as_file(self._start, chunks.bounds[last])
+        """The part; of its bytes only those of chunks that were loaded may be read."""
 
-    @contextmanager
-    def loaded(self, groups: Sequence[int], leaves: Sequence[int]) -> Iterator[None]:
-        """While this is open, `file` has these columns of these row groups (both ascending)."""
-        runs = list(self._runs(groups, leaves))
-        try:
-            for first, last in runs:
-                self._load(first, last)
-            yield
-        finally:
-            for first, last in runs:
-                start = self._bounds[first] & -mmap.PAGESIZE
-                self._memory.madvise(mmap.MADV_DONTNEED, start, self._bounds[last] - start)
-
-    def close(self) -> None:
-        """Closes the file that the bytes come from."""
-        self._source.close()
-
-    def _runs(self, groups: Sequence[int], leaves: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The chunks, as ranges of neighbours, which are read at once."""
-        first = last = -1
-        for group in groups:
-            for leaf in leaves:
-                chunk = group * self._width + leaf
-                if chunk != last:
-                    if last >= 0:
-                        yield first, last
-                    first = chunk
-                last = chunk + 1
-        if last >= 0:
-            yield first, last
+    def load(self, wanted: Sequence[int]) -> None:
+        """Reads and verifies the chunks `wanted`, ascending."""
+        first = 0
+        for at in range(1, len(wanted) + 1):
+            if at == len(wanted) or wanted[at] != wanted[at - 1] + 1:  # what is together is read so
+                self._load(wanted[first], wanted[at - 1] + 1)
+                first = at
 
     def _load(self, first: int, last: int) -> None:
-        bounds, view = self._bounds, self._view
-        start, end = bounds[first], bounds[last]
-        self._source.seek(start)
+        bounds, checksums = self._chunks.bounds, self._chunks.checksums
+        start, end = bounds[first] - self._start, bounds[last] - self._start
+        self._source.seek(bounds[first])
         while start < end:
-            taken = self._source.readinto(view[start:end])
+            taken = self._source.readinto(self._view[start:end])
             if not taken:
-                raise damaged(self._part, f"it ends at byte {start}")
+                raise damaged(self._part, f"it ends at byte {start + self._start}")
             start += taken
         for chunk in range(first, last):
-            data = view[bounds[chunk] : bounds[chunk + 1]]
-            if zlib.crc32(data) != self._checksums[chunk]:
+            data = self._view[bounds[chunk] - self._start : bounds[chunk + 1] - self._start]
+            if zlib.crc32(data) != checksums[chunk]:
                 raise damaged(
                     self._part,
                     f"bytes {bounds[chunk]} to {bounds[chunk + 1]} do not have their checksum",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,13 @@ from hypothesis import strategies as st
 
 from strandline.errors import Corruption, LocationError
 from strandline.location.memory import MemoryBlob
+from strandline.parts import write
 from strandline.parts.crc import combined
+from strandline.parts.encoding import Encoding
 from strandline.parts.keys import KeyRange
 from strandline.parts.read import PartReader
 from strandline.parts.schema import TableSchema, new_schema
-from strandline.parts.verified import ChunkRecorder, Chunks, Window
+from strandline.parts.verified import Arena, ChunkRecorder, Chunks, Window
 from strandline.settings import Settings
 from strandline.state.model import Part
 from tests.unit.parts.test_part import ENV, SCHEMA, Store, rows
@@ -256,33 +261,69 @@ def test_chunks_are_recorded_however_they_are_written(written: list[list[bytes]]
 
 @given(st.data())
 def test_a_window_shows_what_was_loaded_and_verified(data: st.DataObject) -> None:
-    width = data.draw(st.integers(1, 3))
-    count = width * data.draw(st.integers(1, 4))
-    sizes = st.integers(1, 9_000)
-    pieces = [bytes([n + 1]) * data.draw(sizes) for n in range(count)]
+    count = data.draw(st.integers(1, 9))
+    pieces = [bytes([n + 1]) * data.draw(st.integers(1, 9_000)) for n in range(count)]
     content = b"PAR1" + b"".join(pieces) + b"the footer"
     bounds = [4, *(4 + len(b"".join(pieces[: i + 1])) for i in range(count))]
     part = Part("p", len(content), 1, b"", b"")
     chunks = Chunks(bounds, [zlib.crc32(piece) for piece in pieces])
-    picked: st.SearchStrategy[set[int]] = st.sets(st.integers(0, count // width - 1), min_size=1)
-    groups = sorted(data.draw(picked))
-    leaves = sorted(data.draw(st.sets(st.integers(0, width - 1), min_size=1)))
-    wanted = [group * width + leaf for group in groups for leaf in leaves]
-    window = Window(part, pa.BufferReader(content), chunks, width)
+    first = data.draw(st.integers(0, count - 1))
+    last = data.draw(st.integers(first + 1, count))
+    picked: st.SearchStrategy[set[int]] = st.sets(st.integers(first, last - 1), min_size=1)
+    wanted = sorted(data.draw(picked))
+    arena = Arena(bounds[last] - bounds[first])
     for _ in range(2):
-        with window.loaded(groups, leaves):
-            for chunk in wanted:
-                found = window.file.read_at(bounds[chunk + 1] - bounds[chunk], bounds[chunk])
-                assert found == pieces[chunk]
-        assert window.file.read_at(bounds[-1], 0).strip(b"\0") == b""
+        window = Window(part, pa.BufferReader(content), chunks, arena, first, last)
+        window.load(wanted)
+        for chunk in wanted:
+            found = window.file.read_at(bounds[chunk + 1] - bounds[chunk], bounds[chunk])
+            assert found == pieces[chunk]
     damaged = bytearray(content)
     place = data.draw(st.integers(4, bounds[-1] - 1))
     damaged[place] ^= 1
-    touched = any(bounds[chunk] <= place < bounds[chunk + 1] for chunk in wanted)
-    for bad, hit in [(bytes(damaged), touched), (content[: bounds[wanted[-1] + 1] - 1], True)]:
-        window = Window(part, pa.BufferReader(bad), chunks, width)
-        if not hit:
-            with window.loaded(groups, leaves):
-                continue
-        with pytest.raises(Corruption), window.loaded(groups, leaves):
-            pass
+    hit = any(bounds[chunk] <= place < bounds[chunk + 1] for chunk in wanted)
+    for bad, is_hit in [(bytes(damaged), hit), (content[: bounds[wanted[-1] + 1] - 1], True)]:
+        window = Window(part, pa.BufferReader(bad), chunks, arena, first, last)
+        if is_hit:
+            with pytest.raises(Corruption):
+                window.load(wanted)
+        else:
+            window.load(wanted)
+
+
+def test_what_was_read_does_not_lie_in_memory_that_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for settings in (Settings(row_group_rows=7), Settings()):
+        store, table = Store(settings), rows(2_000)
+        for encoding in (Encoding(compression="none"), Encoding()):
+            monkeypatch.setattr(write, "choose_encoding", lambda _, e=encoding: e)
+            part = store.write(table)
+            read = store.reader.read(part, SCHEMA, columns=None, timeout=1)
+            key = KeyRange((5,), (5,), closed=True)
+            found = store.reader.read(part, SCHEMA, columns=None, ranges=[key], timeout=1)
+            assert store.reader._arenas
+            for arena in store.reader._arenas:
+                arena.view[:] = b"\xa5" * arena.size
+            assert read.equals(table)
+            assert found.equals(table.slice(15, 3))
+
+
+def test_a_process_may_end_right_after_a_lookup(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from strandline.env import RealEnv
+from strandline.location.files import FileBlob
+from strandline.parts.keys import KeyRange
+from strandline.parts.read import PartReader
+from strandline.settings import Settings
+from tests.unit.parts.test_part import SCHEMA, WHO, rows, write_part
+blob = FileBlob({str(tmp_path)!r}, RealEnv())
+key = "w0000000000000000/s0000000000000000/part/p" + sys.argv[1] * 16 + ".parquet"
+part = write_part(blob, key, rows(9_000), SCHEMA, identity=WHO, settings=Settings(), timeout=9)
+key = KeyRange((7,), (7,), closed=True)
+reader = PartReader(blob, Settings(), RealEnv())
+assert reader.read(part, SCHEMA, columns=None, ranges=[key], timeout=9).num_rows == 3
+"""
+    for number in range(5):
+        subprocess.run([sys.executable, "-c", code, str(number)], check=True, timeout=60)
