@@ -143,6 +143,7 @@ class OpenPart:
         self.stored = self.metadata.schema.to_arrow_schema()
         texts = self.metadata.metadata or {}
         self.about = Footer.about_of(texts)
+        self._seen = np.zeros((self.metadata.num_row_groups, self.metadata.num_columns), bool)
         self._separators = Footer.separators_of(texts)
         self._texts = texts
         self._plans: dict[tuple[int, tuple[str, ...] | None, bool], Columns] = {}
@@ -179,6 +180,31 @@ class OpenPart:
         width = int(self.metadata.num_columns)
         bounds = self.chunks.bounds
         return bounds[(groups[-1] + 1) * width] - bounds[groups[0] * width]
+
+    def headers_verified(self, groups: range, leaves: Sequence[int]) -> bool:
+        """Whether the chunks of these columns in these row groups were verified whole before.
+
+        SUBTLE: like the footer, the headers of pages are then taken to be what this handle saw;
+        what is in the pages is verified on every read. Verifying whole chunks each time keeps the
+        threads of a scan waiting for the interpreter, and takes it twice as long.
+        """
+        return bool(self._seen[np.ix_(groups, leaves)].all())
+
+    def note_verified(self, groups: range, leaves: Sequence[int]) -> None:
+        """Remembers that these chunks were verified whole."""
+        self._seen[np.ix_(groups, leaves)] = True
+
+    def decoded_by_pages(
+        self, file: pa.NativeFile, groups: range, leaves: Sequence[int]
+    ) -> pa.Table:
+        """Row groups decoded from an open file of the part; what is in the pages is verified."""
+        reader = pq.ParquetFile(
+            file, metadata=self.metadata, pre_buffer=False, page_checksum_verification=True
+        ).reader
+        table = reader.read_row_groups(list(groups), column_indices=leaves, use_threads=False)
+        if table.num_rows != self.rows_of(groups):
+            raise damaged(self.part, f"it has {table.num_rows} rows, not what was written")
+        return table
 
     def rows_of(self, groups: Sequence[int]) -> int:
         """How many rows the row groups, ascending, have. All but the last have equally many."""

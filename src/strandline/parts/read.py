@@ -225,6 +225,19 @@ class PartReader:
             if arena.size <= _ARENA_BYTES_MAX and len(self._arenas) < _ARENAS_MAX:
                 self._arenas.append(arena)
 
+    def _pages(
+        self, opened: OpenPart, groups: range, leaves: Sequence[int], deadline: Deadline
+    ) -> pa.Table:
+        """Row groups as Arrow decodes them by itself, with page checksums; for scans."""
+        file = self._take(opened, deadline.remaining())
+        try:
+            table = opened.decoded_by_pages(file, groups, leaves)
+        except BaseException:
+            file.close()
+            raise
+        self._put_back(opened, file)
+        return table
+
     def _decode(
         self, opened: OpenPart, piece: Run, plan: Plan, deadline: Deadline, *, threads: bool
     ) -> pa.Table:
@@ -233,9 +246,14 @@ class PartReader:
         deadline.check(f"reading the part {part.key}", may_have_happened=False)
 
         def decoded() -> pa.Table:
+            whole = plan.phases is None or not piece.is_lookup
+            if whole and not threads and opened.headers_verified(piece.groups, plan.leaves):
+                return plan.clipped(self._pages(opened, piece.groups, plan.leaves, deadline), piece)
             with self._decoder(opened, piece.groups, deadline) as decoder:
-                if plan.phases is None or not piece.is_lookup:
-                    return plan.clipped(decoder.rows(plan.leaves, threads=threads), piece)
+                if whole:
+                    table = decoder.rows(plan.leaves, threads=threads)
+                    opened.note_verified(piece.groups, plan.leaves)
+                    return plan.clipped(table, piece)
                 return plan.looked_up(decoder, piece, threads=threads)
 
         return guarded(part, decoded)
