@@ -20,14 +20,14 @@ SETTINGS = sl.Settings(
     page_items_max=20,
     apply_backlog_commits=4,
     small_parts_max=3,
-    part_rows_target=1_000,
-    row_group_rows=100,
+    part_rows_target=150,
+    row_group_rows=50,
 )
 
 
 def size_of(number: int) -> int:
     """Rows in a batch: mostly a few, every fifth enough for parts of its own."""
-    return 2_300 if number % 5 == 4 else 1 + number % 7
+    return 400 if number % 5 == 4 else 1 + number % 7
 
 
 def batch(number: int) -> pa.Table:
