@@ -44,23 +44,30 @@ class Mapping:
         places_read = {source: at for at, source in enumerate(self.needed)}
         self._sources = [None if s is None else places_read[s] for s in sources]
         as_stored = [s is not None and stored.field(s).type for s in sources]
+        self._names = self.arrow.names
         self._as_stored = as_stored == self.arrow.types and self._sources == list(
             range(len(self._sources))
         )
 
     def table(self, data: pa.Table) -> pa.Table:
         """The rows of a table that has exactly the columns `needed`."""
-        if self._as_stored:
-            return pa.Table.from_arrays(data.columns, schema=self.arrow)
-        return pa.Table.from_arrays(list(self._columns(data)), schema=self.arrow)
+        return pa.Table.from_arrays(self._columns(data), schema=self.arrow)
 
-    def _columns(self, data: pa.Table) -> Iterator[Any]:
+    def columns(self, data: pa.Table) -> dict[str, Any]:
+        """The same as columns by name."""
+        return dict(zip(self._names, self._columns(data), strict=True))
+
+    def _columns(self, data: pa.Table) -> list[Any]:
+        if self._as_stored:
+            return data.columns  # type: ignore[no-any-return]
+        columns = []
         for field, source in zip(self.arrow, self._sources, strict=True):
             if source is None:
-                yield pa.nulls(data.num_rows, field.type)
+                columns.append(pa.nulls(data.num_rows, field.type))
             else:
                 column = data.column(source)
-                yield column if column.type == field.type else column.cast(field.type)
+                columns.append(column if column.type == field.type else column.cast(field.type))
+        return columns
 
 
 def _places(stored: pa.Schema) -> Iterator[tuple[Any, int]]:

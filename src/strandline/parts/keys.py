@@ -133,23 +133,28 @@ def clip(table: pa.Table, intervals: Sequence[Interval], codec: KeyCodec) -> pa.
 
     Slices, without copying where it is one piece.
     """
-    pieces = [table.slice(start, end - start) for start, end in places(table, intervals, codec)]
+    keys = [table.column(name) for name in codec.keys]
+    pieces = [table.slice(start, end - start) for start, end in places(keys, intervals, codec)]
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_tables(pieces) if pieces else table.slice(0, 0)
 
 
 def places(
-    table: pa.Table, intervals: Sequence[Interval], codec: KeyCodec
+    keys: Sequence[pa.ChunkedArray], intervals: Sequence[Interval], codec: KeyCodec
 ) -> list[tuple[int, int]]:
-    """Where the rows are that `clip` keeps: from which row to before which, without empty ones."""
-    if not table.num_rows:
+    """Where in sorted key columns the rows of the intervals are: from which row to before which.
+
+    `intervals` as in `clip`. Those without rows are left out.
+    """
+    rows = len(keys[0])
+    if not rows:
         return []
-    located = _Located([_contiguous(table.column(name)) for name in codec.keys], codec)
+    located = _Located([_contiguous(column) for column in keys], codec)
     found = []
     for lower, upper in intervals:
         start = located.at(lower) if lower else 0
-        end = table.num_rows if upper is None else located.at(upper)
+        end = rows if upper is None else located.at(upper)
         if end > start:
             found.append((start, end))
     return found

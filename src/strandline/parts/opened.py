@@ -102,13 +102,12 @@ class Plan:
         """The rows that were asked for of few row groups: the keys first, the rest if need be."""
         assert self.phases is not None  # noqa: S101  for the type checker
         first, second = self.phases
-        keys = first.mapping.table(decoder.rows(first.leaves, threads=False))
+        columns = first.mapping.columns(decoder.rows(first.leaves, threads=False))
+        keys = [columns[name] for name in self.columns.codec.keys]
         found = places(keys, run.inside or (), self.columns.codec)
         if not found:
             return self.arrow.empty_table()
-        rest = second.mapping.table(decoder.rows(second.leaves, threads=threads))
-        columns = dict(zip(keys.column_names, keys.columns, strict=True))
-        columns.update(zip(rest.column_names, rest.columns, strict=True))
+        columns.update(second.mapping.columns(decoder.rows(second.leaves, threads=threads)))
         table = pa.Table.from_arrays([columns[n] for n in self.arrow.names], schema=self.arrow)
         rows = sum(end - start for start, end in found)
         if rows * _COPY_BELOW < table.num_rows:
@@ -310,15 +309,16 @@ class Decoder:
         width = opened.metadata.num_columns
         first, last = groups[0] * width, (groups[-1] + 1) * width
         self._window = Window(opened.part, source, opened.chunks, arena, first, last)
-        self._file = pq.ParquetFile(self._window.file, metadata=opened.metadata, pre_buffer=False)
+        # What is in a `ParquetFile`, without the names of columns that it prepares each time.
+        self._reader = pq.ParquetReader()
+        self._reader.open(self._window.file, metadata=opened.metadata, pre_buffer=False)
 
     def rows(self, leaves: Sequence[int], *, threads: bool) -> pa.Table:
         """The columns `leaves`, ascending; `threads`: on Arrow's, one per column."""
         opened = self._opened
         width = opened.metadata.num_columns
         self._window.load([group * width + leaf for group in self._groups for leaf in leaves])
-        # Not through `ParquetFile`, which looks columns up by their names.
-        table = self._file.reader.read_row_groups(
+        table = self._reader.read_row_groups(
             list(self._groups), column_indices=leaves, use_threads=threads
         )
         rows = opened.rows_of(self._groups)
