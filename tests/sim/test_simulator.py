@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from strandline import writing
 from strandline.env import Deadline
 from strandline.shard.machine import Machine
 from strandline.state import decide
-from strandline.state.commands import Compact
+from strandline.state.commands import Compact, Write
 from strandline.state.decide import Author
-from strandline.state.model import Entry, TableVersion
+from strandline.state.model import Batch, Entry, TableVersion
 from strandline.state.replay import State
 from strandline.testing.simulator import History, failure, main
 from strandline.txn import apply, view
@@ -155,6 +156,11 @@ def test_a_compaction_that_is_applied_though_an_input_is_gone_is_noticed(
 
     monkeypatch.setitem(transitions, Compact, with_what_is_left)
     assert "too many" in noticed(range(1, 100))
+
+
+def test_a_write_that_is_not_computed_again_after_a_change_is_noticed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(writing, "unchanged", lambda table, _: Write(table, Batch()))
+    assert "Difference" in noticed(range(1, 46))
 
 
 # --- the program

@@ -6,12 +6,10 @@ over a crash is kept in the actor; what a process knows dies with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
-from typing import Any, Protocol
-
-import pyarrow as pa
+from typing import Protocol, cast
 
 from strandline.database import Database
 from strandline.errors import (
@@ -22,22 +20,12 @@ from strandline.errors import (
     UnknownTable,
 )
 from strandline.table import Table
-from strandline.testing.reference import Delete, Operation, Overwrite, Put, Reference, Row, Test
+from strandline.testing.jobs import COLUMNS, KEYS, Job, Jobs, arrow_of, rows_of
+from strandline.testing.reference import Copy, Operation, Put, Reference, Row, Test
 from strandline.testing.simulation import World
-from strandline.times import Micros
+from strandline.times import Commit, Micros
 
-__all__ = ["COLUMNS", "Ddl", "Keeper", "Play", "Reader", "Truncator", "Writer", "rows_of"]
-
-COLUMNS = pa.schema(
-    [
-        pa.field("k", pa.int64(), nullable=False),
-        pa.field("s", pa.int64(), nullable=False),
-        pa.field("v", pa.int64()),
-        pa.field("text", pa.string()),
-    ]
-)
-_KEYS = 24
-"""Values of the row key: few, so that writers meet."""
+__all__ = ["Ddl", "Keeper", "Play", "Reader", "Truncator", "Writer"]
 
 
 class Play(Protocol):
@@ -68,46 +56,27 @@ class Play(Protocol):
         """Ends the history."""
 
 
-def rows_of(table: pa.Table) -> list[Row]:
-    """The rows as tuples."""
-    columns = [table.column(name).to_pylist() for name in COLUMNS.names]
-    return list(zip(*columns, strict=True))
-
-
-def _arrow(rows: Sequence[Row]) -> pa.Table:
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-    arrays = [pa.array(c, field.type) for c, field in zip(columns, COLUMNS, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=COLUMNS)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One write, to be asked for until its outcome is settled as far as it can be."""
-
-    name: str
-    table: str
-    operation: Operation
-    call: Callable[[Table, dict[str, Any]], Any]
-    token: tuple[str, int] | None
+def table_id_of(table: Table) -> str:
+    """What the model knows the table by."""
+    return table._version.table  # noqa: SLF001
 
 
 class Writer:
-    """Appends, upserts, deletes and overwrites, some of it with tokens."""
+    """Appends, upserts, deletes, updates and overwrites, some of it with tokens."""
 
     def __init__(self, play: Play, name: str, random: Random, *, jobs: int) -> None:
         self._play = play
-        self._name = name
         self._random = random
         self._left = jobs
-        self._made = 0
-        self._job: _Job | None = None
+        self._jobs = Jobs(name, random)
+        self._job: Job | None = None
 
     def live(self, world: World) -> None:
         """Works through the jobs."""
         db = self._opened(world)
         while self._job is not None or (self._left and not self._play.closing):
             if self._job is None:
-                self._job = self._next()
+                self._job = self._jobs.next()
                 self._left -= 1
             try:
                 self._do(db, self._job)
@@ -115,6 +84,8 @@ class Writer:
                 # Nobody ends sessions here; but a session whose first record was truncated past
                 # while its outcome was unknown goes for one that was ended.
                 db = self._opened(world)
+            if self._random.random() < 0.02:
+                world.process.clock_offset += self._random.choice([-60, 2, 600]) * 1_000_000
             world.env.sleep(self._random.random() * 0.05)
         try:
             db.close()
@@ -128,16 +99,26 @@ class Writer:
             except LocationError:
                 world.env.sleep(0.1)
 
-    def _do(self, db: Database, job: _Job) -> None:
+    def _do(self, db: Database, job: Job) -> None:
         """Asks once. The job is done with when its outcome is final, or will never be known."""
         reference = self._play.reference
-        reference.begin(job.name, self._id_of(job.table), job.operation)
+        try:
+            table = db[job.table]
+        except LocationError:
+            return
+        except UnknownTable:
+            self._job = None  # dropped, or not made yet
+            return
+        reference.begin(job.name, table_id_of(table), self._bound(job.operation))
         if job.token is None:
             self._job = None  # should the process die now, nobody asks again
             reference.unknown(job.name)
-        more: dict[str, Any] = {"metadata": {"op": job.name}, "token": job.token}
         try:
-            commit = job.call(db[job.table], more)
+            commit = self._asked(db, table, job)
+        except UnknownTable:
+            assert job.table == "ddl-a", "nobody drops the other tables"
+            self._refused(job)
+            return
         except (TransactionConflict, Fenced):
             self._refused(job)
             raise
@@ -149,57 +130,33 @@ class Writer:
         self._play.latest()
         reference.acknowledged(job.name, commit.micros)
 
-    def _refused(self, job: _Job) -> None:
+    def _asked(self, db: Database, table: Table, job: Job) -> Commit:
+        if not job.sql:
+            more = {"metadata": {"op": job.name}, "token": job.token}
+            return cast("Commit", job.call(db, table, more))
+        # SQL has no room for metadata, and the record has to say which job it is of.
+        txns = db._handle.store.txns  # noqa: SLF001
+        commit = txns.commit
+        named = {"metadata": {"op": job.name}}
+        txns.commit = lambda **more: commit(**{**more, **named})  # type: ignore[method-assign]
+        try:
+            return cast("Commit", job.call(db, table, {}))
+        finally:
+            del txns.commit  # the class's own is back
+
+    def _bound(self, operation: Operation) -> Operation:
+        """With the id of the table that it copies from, which the model knows it by."""
+        if not isinstance(operation, Copy):
+            return operation
+        source = self._play.table_id(operation.source)
+        assert source is not None
+        return replace(operation, source=source)
+
+    def _refused(self, job: Job) -> None:
         # With a token this try says nothing of the tries before it.
         if job.token is None:
             self._play.latest()
             self._play.reference.refused(job.name)
-
-    def _id_of(self, name: str) -> str:
-        found = self._play.table_id(name)
-        assert found is not None
-        return found
-
-    def _next(self) -> _Job:
-        self._made += 1
-        random = self._random
-        name = f"{self._name}#{self._made}"
-        table = random.choice(["events", "items"])
-        token = (self._name, self._made) if random.random() < 0.4 else None
-        operation, call = self._operation(table)
-        return _Job(name, table, operation, call, token)
-
-    def _operation(self, table: str) -> tuple[Operation, Callable[[Table, dict[str, Any]], Any]]:
-        random = self._random
-        kind = random.choices(["put", "keys", "where", "overwrite"], [12, 3, 2, 1])[0]
-        if kind == "put":
-            rows = self._rows(random.choice([1, 1, 1, 2, 2, 3, 3, 8, 20, 60]))
-            if table == "items" and random.random() < 0.5:
-                return Put(rows), lambda t, more: t.upsert(_arrow(rows), **more)
-            return Put(rows), lambda t, more: t.append(_arrow(rows), **more)
-        if kind == "keys":
-            width = random.choice([1, 2]) if table == "items" else 1
-            found = {self._row()[:width] for _ in range(random.choice([1, 1, 3]))}
-            keys = tuple(sorted(found))
-            return Delete(keys=keys), lambda t, more: t.delete(keys=list(keys), **more)
-        bound = random.randrange(_KEYS)
-        where = f"k >= {bound} and k < {bound + 3}"
-
-        def test(row: Row) -> bool:
-            return row[0] in range(bound, bound + 3)
-
-        if kind == "where":
-            return Delete(where=test), lambda t, more: t.delete(where=where, **more)
-        rows = self._rows(3)
-        return Overwrite(rows, test), lambda t, more: t.overwrite(_arrow(rows), where, **more)
-
-    def _rows(self, count: int) -> tuple[Row, ...]:
-        return tuple(self._row() for _ in range(count))
-
-    def _row(self) -> Row:
-        random = self._random
-        value = None if random.random() < 0.1 else self._made
-        return random.randrange(_KEYS), random.randrange(3), value, f"{self._name}-{self._made}"
 
 
 class Reader:
@@ -234,6 +191,9 @@ class Reader:
 
     def _read(self, db: Database) -> None:
         play, random = self._play, self._random
+        if random.random() < 0.1:
+            self._read_together(db)
+            return
         name = random.choice(["events", "items"])
         table_id = play.table_id(name)
         assert table_id is not None
@@ -261,9 +221,28 @@ class Reader:
         assert found is not None
         self.compared += 1
 
+    def _read_together(self, db: Database) -> None:
+        """Both tables in one statement are of one moment."""
+        begun = self._play.latest()
+        columns = ", ".join(COLUMNS.names)
+        both = " union all ".join(
+            f"select {columns}, '{name}' as name from {name}"  # noqa: S608
+            for name in ("events", "items")
+        )
+        found = db.sql(both).fetchall()
+        ended = self._play.latest()
+        times = [begun, *(time for time in self._play.times() if begun < time <= ended)]
+        tables: dict[str, list[Row]] = {}
+        for name in ("events", "items"):
+            table = self._play.table_id(name)
+            assert table is not None
+            tables[table] = [tuple(row[:-1]) for row in found if row[-1] == name]
+        self._play.reference.check_together(tables, times)
+        self.compared += 1
+
     def _ask(self, table: Table) -> tuple[list[Row], Test]:
         random = self._random
-        key, other = sorted((random.randrange(_KEYS), random.randrange(_KEYS)))
+        key, other = sorted((random.randrange(KEYS), random.randrange(KEYS)))
         way = random.choice(["all", "get", "many", "range", "where", "lookup"])
         if way == "get":
             return rows_of(table.get(key)), lambda row: row[0] == key
@@ -368,7 +347,7 @@ class Ddl:
         reference = self._play.reference
         reference.begin(op, table, Put(rows))
         try:
-            commit = db[name].append(_arrow(rows), metadata={"op": op})
+            commit = db[name].append(arrow_of(rows), metadata={"op": op})
         except LocationError as error:
             self._play.latest()
             (reference.unknown if error.may_have_happened else reference.refused)(op)

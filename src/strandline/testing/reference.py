@@ -9,11 +9,12 @@ outcome may go either way, but once a read or the log has shown which, it stays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = [
+    "Copy",
     "Delete",
     "Difference",
     "Operation",
@@ -22,6 +23,7 @@ __all__ = [
     "Reference",
     "Row",
     "TableModel",
+    "Update",
 ]
 
 Row = tuple[Any, ...]
@@ -72,7 +74,33 @@ class Overwrite:
         return self.where is None or self.where(row)
 
 
-Operation = Put | Delete | Overwrite
+@dataclass(frozen=True)
+class Update:
+    """Rows changed in place."""
+
+    where: Test
+    change: Callable[[Row], Row]
+    rows: tuple[Row, ...] = ()
+
+    def gone(self, row: Row) -> bool:
+        """Whether a row that was there goes."""
+        return self.where(row)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The rows of another table for which the condition holds, added as they are there."""
+
+    source: str
+    where: Test
+    rows: tuple[Row, ...] = ()
+
+    def gone(self, row: Row) -> bool:
+        """Whether a row that was there goes."""
+        return False
+
+
+Operation = Put | Delete | Overwrite | Update | Copy
 
 
 @dataclass
@@ -97,10 +125,14 @@ class TableModel:
         after: Counter[Row] = Counter(
             {row: count for row, count in before.items() if not operation.gone(row)}
         )
+        rows = list(operation.rows)
+        if isinstance(operation, Update):
+            changed = [row for row in before.elements() if operation.where(row)]
+            rows += [operation.change(row) for row in changed]
         if self.kind == "rows":
-            after.update(operation.rows)
+            after.update(rows)
         else:
-            last = {row[: self.keys]: row for row in operation.rows}
+            last = {row[: self.keys]: row for row in rows}
             after = Counter({row: n for row, n in after.items() if row[: self.keys] not in last})
             after.update(last.values())
         change = Counter(after)
@@ -156,7 +188,7 @@ class Reference:
         if write.outcome == "refused":
             raise Difference(f"{name} was refused, and is in the log all the same")
         write.time = time
-        self.tables[write.table].write(time, write.operation)
+        self.tables[write.table].write(time, self._resolved(write.operation, time))
 
     def acknowledged(self, name: str, time: int) -> None:
         """The caller was told that it happened, at `time`."""
@@ -217,10 +249,27 @@ class Reference:
             f"missing {_few(missing)}, too many {_few(extra)}"
         )
 
+    def check_together(self, found: Mapping[str, Iterable[Row]], times: Sequence[int]) -> int:
+        """The earliest of `times` at which all of the tables show exactly what was found."""
+        rows = {table: Counter(each) for table, each in found.items()}
+        for time in times:
+            if all(self.read(table, time) == each for table, each in rows.items()):
+                return time
+        for table, each in rows.items():
+            self.check(table, each.elements(), times)
+        raise Difference(f"each of {', '.join(rows)} is right at a time, but not at one time")
+
+    def _resolved(self, operation: Operation, time: int) -> Operation:
+        """What a copy adds at that time: it is void if its source changed after it was read."""
+        if not isinstance(operation, Copy):
+            return operation
+        found = self.read(operation.source, time)
+        return Put(tuple(row for row in found.elements() if operation.where(row)))
+
     def _check_nothing(self, name: str, write: _Write, time: int) -> None:
         """Acknowledged without a record: then there was nothing to change at that time."""
         model = self.tables[write.table]
-        change = model.effect(write.operation, model.read(time))
+        change = model.effect(self._resolved(write.operation, time), model.read(time))
         if change:
             raise Difference(f"{name} is acknowledged at {time}, and not in the log: {change}")
 

@@ -43,7 +43,9 @@ class SimEnv:
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """One after the other, in any order: as if the threads had got their turns like that."""
         order = list(range(len(items)))
-        self._scheduler.random.shuffle(order)
+        # A library's own threads may come in any order, and must not draw from what is seeded.
+        if self._scheduler.task_here() is not None:
+            self._scheduler.random.shuffle(order)
         results: dict[int, B] = {}
         errors: dict[int, Exception] = {}
         for index in order:

@@ -31,15 +31,8 @@ from strandline.settings import Settings
 from strandline.state.commands import Split
 from strandline.state.model import TableVersion
 from strandline.state.plan import STRATEGIES, leaf_at
-from strandline.testing.actors import (
-    COLUMNS,
-    Ddl,
-    Keeper,
-    Reader,
-    Truncator,
-    Writer,
-    rows_of,
-)
+from strandline.testing.actors import Ddl, Keeper, Reader, Truncator, Writer
+from strandline.testing.jobs import COLUMNS, KEYS, rows_of
 from strandline.testing.reference import Reference
 from strandline.testing.simulation import Simulation, World
 from strandline.testing.watch import Broken, Seen
@@ -241,7 +234,7 @@ class History:
                     continue
                 table = db.as_of(Micros(time))[version.name]
                 self.reference.check(version.table, rows_of(table.scan().to_arrow()), [time])
-                key = bisect_left(times, time) % 24
+                key = bisect_left(times, time) % KEYS
                 self.reference.check(
                     version.table,
                     rows_of(table.get(key)),
@@ -266,7 +259,7 @@ def _tend(db: Database, table: str, random: Random) -> None:
         db.compact(version.name, strategy=strategy, timeout=25)
         return
     state = machine.refresh(timeout=20)
-    point = KeyCodec(TableSchema.from_version(version)).encode((random.randrange(24),))
+    point = KeyCodec(TableSchema.from_version(version)).encode((random.randrange(KEYS),))
     leaf = machine.run(lambda s: leaf_at(s, point), state=state)
     if leaf.interval.lower != point:
         machine.submit(Split(leaf.id, leaf.interval.lower, (point,)), timeout=20)
