@@ -148,7 +148,11 @@ class RealEnv:
     def parallel(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         if len(items) <= 1 or self._inside():
             return [function(item) for item in items]
-        return list(self._executor().map(function, items))
+        try:
+            results = self._executor().map(function, items)
+        except RuntimeError:  # the interpreter is ending and starts no threads any more
+            return [function(item) for item in items]
+        return list(results)
 
     def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         if self._inside():

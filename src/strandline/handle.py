@@ -6,6 +6,7 @@ into a pickle: there, it opens the database again, with a session of its own.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -75,6 +76,11 @@ class Handle:
             limit = store.settings.timeout_seconds if timeout is None else timeout
             store.close(timeout=limit)
 
+    def end_background(self) -> None:
+        """Ends what runs beside the callers; for the end of the process."""
+        if self._store is not None:
+            self._store.background.close()
+
     def __reduce__(self) -> tuple[Callable[[Origin], Handle], tuple[Origin]]:
         if not self.origin.leaves_process:
             raise UsageError(
@@ -122,4 +128,15 @@ def _after_fork() -> None:
         handle.after_fork()
 
 
+def _at_exit() -> None:
+    """Lets background work end its bite before the interpreter goes.
+
+    SUBTLE: a thread of ours that comes back out of Arrow while the interpreter is ending aborts
+    the whole process. The work itself could be cut off anywhere; others would go on with it.
+    """
+    for handle in list(_handles):
+        handle.end_background()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
