@@ -12,6 +12,7 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UnknownTable
 from strandline.shard.chain import verified
+from strandline.shard.patience import reading
 from strandline.state.codec import LogRecord
 from strandline.state.model import Meta, TableVersion
 from strandline.state.replay import State
@@ -145,7 +146,12 @@ def _commits_from(store: Store, seqno: int, end: int, deadline: Deadline) -> Ite
 
 def _scan(store: Store, seqno: int, limit: int, deadline: Deadline) -> list[LogRecord]:
     shard = store.txns.machine.shard
-    found = store.location.consensus.scan(shard, seqno, limit, timeout=deadline.remaining())
+    found = reading(
+        store.env,
+        deadline,
+        "reading the history of the database",
+        lambda timeout: store.location.consensus.scan(shard, seqno, limit, timeout=timeout),
+    )
     return [verified(shard, record) for record in found]
 
 

@@ -17,7 +17,7 @@ from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
 from strandline.table import Table
-from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob
+from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob, FaultyConsensus
 from strandline.txn import view
 from strandline.txn.background import open_store
 from tests.tables.helpers import apply
@@ -109,23 +109,26 @@ def test_the_latest_time_can_be_read_whatever_a_compaction_gives_up(
     assert found(table) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_commit_stands_when_the_work_after_it_fails() -> None:
-    # With background off the caller's thread applies after its commit; that it could not went to
-    # the caller as if the commit had not happened.
-    store, env = MemoryStore(), RealEnv()
-    broken: list[bool] = []
-
-    def decide(call: Call) -> Fault | None:
-        return FAIL_BEFORE if broken and call.kind == "upload" else None
-
-    blob = FaultyBlob(MemoryBlob(store, env), Faults(decide))
-    location = Location(blob, MemoryConsensus(store), "memory://", "memory://")
+def faulty(decide: Callable[[Call], Fault | None], store: MemoryStore) -> Database:
+    """A database in memory whose every commit is applied at once, behind calls that may fail."""
+    env, faults = RealEnv(), Faults(decide)
+    blob = FaultyBlob(MemoryBlob(store, env), faults)
+    consensus = FaultyConsensus(MemoryConsensus(store), faults)
+    location = Location(blob, consensus, "memory://", "memory://")
     settings = Settings(background=False, apply_backlog_commits=1)
     inside = open_store(
         location, DatabaseId("d" + "0" * 32), ShardId("s" + "0" * 16), env, settings
     )
     origin = Origin("memory://", "rw", settings, lambda _: inside, leaves_process=False)
-    db = Database(Handle(inside, origin))
+    return Database(Handle(inside, origin))
+
+
+def test_a_commit_stands_when_the_work_after_it_fails() -> None:
+    # With background off the caller's thread applies after its commit; that it could not went to
+    # the caller as if the commit had not happened.
+    store = MemoryStore()
+    broken: list[bool] = []
+    db = faulty(lambda call: FAIL_BEFORE if broken and call.kind == "upload" else None, store)
     table = db.create_table("events", COLUMNS, row_keys="k")
     broken.append(True)
     table.append(rows((1, 1)))
@@ -135,3 +138,18 @@ def test_a_commit_stands_when_the_work_after_it_fails() -> None:
     table.append(rows((2, 2)))
     assert found(table) == [(1, 1), (2, 2)]
     assert store.objects != {}
+
+
+def test_a_token_that_was_committed_is_success_though_its_record_is_hard_to_read() -> None:
+    # One failed look at the log was told to the caller: the write "did not happen".
+    failing: list[Fault] = []
+    db = faulty(
+        lambda call: failing.pop() if failing and call.kind == "scan" else None, MemoryStore()
+    )
+    table = db.create_table("events", COLUMNS, row_keys="k")
+    first = table.append(rows((1, 1)), token=("loader", 1))
+    failing += [FAIL_BEFORE] * 3
+    assert table.append(rows((1, 1)), token=("loader", 1)).micros == first.micros
+    failing += [FAIL_BEFORE] * 3
+    assert table.history().num_rows == 2
+    assert found(table) == [(1, 1)]
