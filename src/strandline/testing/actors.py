@@ -213,11 +213,8 @@ class Reader:
             if as_of is None or play.table_id(name, as_of) is not None:
                 play.fail(f"{name} at {as_of}: {error}")
             return
-        ended = play.latest()
-        times = [begun, *(time for time in play.times() if begun < time <= ended)]
-        found = play.reference.check(
-            table_id, rows, times if as_of is None else [as_of], asked=asked
-        )
+        times = between(play, begun) if as_of is None else [as_of]
+        found = play.reference.check(table_id, rows, times, asked=asked)
         assert found is not None
         self.compared += 1
 
@@ -230,8 +227,7 @@ class Reader:
             for name in ("events", "items")
         )
         found = db.sql(both).fetchall()
-        ended = self._play.latest()
-        times = [begun, *(time for time in self._play.times() if begun < time <= ended)]
+        times = between(self._play, begun)
         tables: dict[str, list[Row]] = {}
         for name in ("events", "items"):
             table = self._play.table_id(name)
@@ -259,6 +255,12 @@ class Reader:
             rows = [] if row is None else [tuple(row[name] for name in COLUMNS.names)]
             return rows, lambda row: row[:2] == (key, 1)
         return _in_order(rows_of(table.scan().to_arrow())), lambda _: True
+
+
+def between(play: Play, begun: int) -> list[int]:
+    """The times that a read of the latest may be of, when `begun` was the latest at its begin."""
+    ended = play.latest()
+    return [begun, *(time for time in play.times() if begun < time <= ended)]
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
@@ -354,9 +356,9 @@ class Ddl:
             raise
         self._play.latest()
         reference.acknowledged(op, commit.micros)
-        self._play.reference.check(
-            table, rows_of(db[name].scan().to_arrow()), [self._play.latest()]
-        )
+        begun = self._play.latest()
+        found = rows_of(db[name].scan().to_arrow())
+        reference.check(table, found, between(self._play, begun))
 
     def _check(self, name: str, happened: bool, what: str) -> None:  # noqa: FBT001
         if not happened:

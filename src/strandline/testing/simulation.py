@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.location.retry import RetryingBlob, RetryingConsensus
 from strandline.testing.scheduler import Process, Scheduler, cooperative_locks
 from strandline.testing.simenv import SimEnv
 from strandline.testing.watch import Seen, Watch
@@ -62,6 +63,7 @@ class Simulation:
             crashes=self.character.choice([0.0, 0.002, 0.01]),
         )
         self.scheduler.stickiness = self.character.choice([0.0, 0.0, 0.5, 0.9])
+        self._patient = self.character.random() < 0.5
         self.closing = False
         """Whether the storm is over, and actors should come to an end."""
         self.actors: list[Actor] = []
@@ -129,8 +131,13 @@ class Simulation:
         process = self.scheduler.process(f"{actor.name}.{actor.lives}")
         process.clock_offset = int(self.character.uniform(-2, 2) * 1_000_000)
         actor.process = process
+        env = SimEnv(self.scheduler, process)
         location = stormy(self._inner(process), self.scheduler, process, self.weather)
-        world = World(process, SimEnv(self.scheduler, process), location)
+        if self._patient:
+            blob = RetryingBlob(location.blob, env)
+            consensus = RetryingConsensus(location.consensus, env)
+            location = replace(location, blob=blob, consensus=consensus)
+        world = World(process, env, location)
 
         def live() -> None:
             actor.live(world)
