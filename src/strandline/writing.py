@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.env import Deadline, retry_delays
-from strandline.errors import TransactionConflict, UsageError
+from strandline.errors import AsOfTooOld, TransactionConflict, UsageError
 from strandline.handle import Handle
 from strandline.history import commit_at
 from strandline.parts.batch import build_batch
@@ -205,9 +205,19 @@ def commit_computed(
     """
     store = handle.store
     pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
+    given_up: int | None = None
     while True:
         view = view_of(store, table, None, timeout=options.deadline.remaining())
-        batches = [batch for batch in compute(view) if batch.rows]
+        try:
+            batches = [batch for batch in compute(view) if batch.rows]
+        except AsOfTooOld:
+            # Another table that it reads, with a short retention, was compacted since the view was
+            # made, and its history given up to beyond this latest time. By now there is a later.
+            if view.as_of == given_up:
+                raise
+            given_up = view.as_of
+            options.deadline.check(options.operation, may_have_happened=False)
+            continue
         if not batches and options.token is None:
             return Commit(view.as_of, 0, ())
         writes = [(view.version, Write(table, batch)) for batch in batches]

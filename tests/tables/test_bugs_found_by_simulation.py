@@ -109,6 +109,31 @@ def test_the_latest_time_can_be_read_whatever_a_compaction_gives_up(
     assert found(table) == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_a_copy_goes_on_though_a_compaction_gave_up_what_it_began_to_read(
+    db: Database, events: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other table's since had passed the time of the view that the copy was computed from.
+    brief = db.create_table("brief", COLUMNS, row_keys="k", properties={"retention": "0 seconds"})
+    brief.append(rows((1, 1)))
+    apply(brief)
+    meanwhile: list[Callable[[], object]] = [
+        lambda: brief.append(rows((2, 2))),
+        lambda: apply(brief),
+        lambda: db.compact("brief", strategy="full"),
+    ]
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        seen = view.view_of(*arguments, **more)
+        steps, meanwhile[:] = list(meanwhile), []
+        for step in steps:
+            step()
+        return seen
+
+    monkeypatch.setattr(writing, "view_of", slow)
+    db.sql("insert into events select * from brief")
+    assert found(events) == [(1, 1), (2, 2)]
+
+
 def faulty(decide: Callable[[Call], Fault | None], store: MemoryStore) -> Database:
     """A database in memory whose every commit is applied at once, behind calls that may fail."""
     env, faults = RealEnv(), Faults(decide)
