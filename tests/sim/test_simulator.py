@@ -71,11 +71,11 @@ def test_histories_meet_what_they_are_there_for() -> None:
 # --- rules that are broken on purpose
 
 
-def noticed(seeds: range) -> str:
-    """The story of the first history that fails."""
+def noticed(seeds: range, saying: str = "") -> str:
+    """The story of the first history that fails and says that."""
     for seed in seeds:
         story = failure(seed)
-        if story:
+        if story and saying in story:
             return story
     return ""
 
@@ -87,7 +87,8 @@ def test_an_unknown_outcome_that_goes_for_a_failure_is_noticed(monkeypatch: Patc
         return False
 
     monkeypatch.setattr(Machine, "_settle", lost)
-    assert "is in the log twice" in noticed(range(1, 46))
+    # Other histories show it in other ways: a table that was made is made again, and refused.
+    assert noticed(range(1, 46), "is in the log twice")
 
 
 def test_an_overlay_without_the_filter_by_time_is_noticed(monkeypatch: Patch) -> None:
