@@ -6,7 +6,7 @@ over a crash is kept in the actor; what a process knows dies with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Protocol, cast
@@ -25,7 +25,7 @@ from strandline.testing.reference import Copy, Operation, Put, Reference, Row, T
 from strandline.testing.simulation import World
 from strandline.times import Commit, Micros
 
-__all__ = ["Ddl", "Keeper", "Play", "Reader", "Truncator", "Writer"]
+__all__ = ["Crowd", "Ddl", "Keeper", "Play", "Reader", "Truncator", "Writer"]
 
 
 class Play(Protocol):
@@ -61,19 +61,42 @@ def table_id_of(table: Table) -> str:
     return table._version.table  # noqa: SLF001
 
 
+def opened(play: Play, world: World, *, read_only: bool = False) -> Database:
+    """A handle of the process's own, however often it has to try."""
+    while True:
+        try:
+            return play.open(world, read_only=read_only)
+        except LocationError:
+            world.env.sleep(0.1)
+
+
+def close(db: Database) -> None:
+    """Ends the handle; a session that could not be ended is left as after a crash."""
+    try:
+        db.close()
+    except LocationError:
+        return
+
+
 class Writer:
     """Appends, upserts, deletes, updates and overwrites, some of it with tokens."""
 
-    def __init__(self, play: Play, name: str, random: Random, *, jobs: int) -> None:
+    def __init__(
+        self, play: Play, name: str, random: Random, *, jobs: int, shared: bool = False
+    ) -> None:
         self._play = play
         self._random = random
         self._left = jobs
-        self._jobs = Jobs(name, random)
+        # Through a shared handle nobody could tell whose record one is that SQL wrote.
+        self._jobs = Jobs(name, random, sql=not shared)
         self._job: Job | None = None
 
     def live(self, world: World) -> None:
-        """Works through the jobs."""
-        db = self._opened(world)
+        """Works through the jobs on a handle of its own."""
+        close(self.work(world, opened(self._play, world)))
+
+    def work(self, world: World, db: Database) -> Database:
+        """Works through the jobs; the handle that it had in the end."""
         while self._job is not None or (self._left and not self._play.closing):
             if self._job is None:
                 self._job = self._jobs.next()
@@ -83,21 +106,11 @@ class Writer:
             except Fenced:
                 # Nobody ends sessions here; but a session whose first record was truncated past
                 # while its outcome was unknown goes for one that was ended.
-                db = self._opened(world)
+                db = opened(self._play, world)
             if self._random.random() < 0.02:
                 world.process.clock_offset += self._random.choice([-60, 2, 600]) * 1_000_000
             world.env.sleep(self._random.random() * 0.05)
-        try:
-            db.close()
-        except LocationError:
-            return
-
-    def _opened(self, world: World) -> Database:
-        while True:
-            try:
-                return self._play.open(world)
-            except LocationError:
-                world.env.sleep(0.1)
+        return db
 
     def _do(self, db: Database, job: Job) -> None:
         """Asks once. The job is done with when its outcome is final, or will never be known."""
@@ -169,25 +182,20 @@ class Reader:
         self.compared = 0
 
     def live(self, world: World) -> None:
+        """Reads on a handle of its own, which may be for reading only."""
+        db = opened(self._play, world, read_only=self._random.random() < 0.5)
+        self.work(world, db)
+        close(db)
+
+    def work(self, world: World, db: Database) -> None:
         """Reads until all reads are done."""
-        db: Database | None = None
         while self._left and not self._play.closing:
             self._left -= 1
             try:
-                if db is None:
-                    db = self._play.open(world, read_only=self._random.random() < 0.5)
                 self._read(db)
             except LocationError:
                 continue
             world.env.sleep(self._random.random() * 0.05)
-        if db is not None:
-            self._close(db)
-
-    def _close(self, db: Database) -> None:
-        try:
-            db.close()
-        except LocationError:
-            return
 
     def _read(self, db: Database) -> None:
         play, random = self._play, self._random
@@ -267,6 +275,32 @@ def _in_order(rows: list[Row]) -> list[Row]:
     keys = [row[0] for row in rows]
     assert keys == sorted(keys), "rows come sorted by key"
     return rows
+
+
+class Crowd:
+    """Several writers and readers on threads of one process, which share its handle."""
+
+    def __init__(self, play: Play, members: Sequence[Writer | Reader]) -> None:
+        self._play = play
+        self._members = members
+
+    def live(self, world: World) -> None:
+        """Until all are done; all die together, and go on together in the next process."""
+        db = opened(self._play, world)
+        at_work = len(self._members)
+
+        def works(member: Writer | Reader) -> Callable[[], None]:
+            def work() -> None:
+                nonlocal at_work
+                member.work(world, db)
+                at_work -= 1
+
+            return work
+
+        for number, member in enumerate(self._members):
+            world.env.start_worker(f"thread{number}", works(member)).wake()
+        world.env.wait_until(lambda: at_work == 0)
+        close(db)
 
 
 class Keeper:

@@ -59,8 +59,9 @@ class Job:
 class Jobs:
     """Makes up jobs, each with rows that say whose they are."""
 
-    def __init__(self, name: str, random: Random) -> None:
+    def __init__(self, name: str, random: Random, *, sql: bool) -> None:
         self._name = name
+        self._sql = sql
         self._random = random
         self._made = 0
 
@@ -72,7 +73,7 @@ class Jobs:
         # A table that somebody else renames, drops and makes again gets plain appends.
         table = random.choices(["events", "items", "ddl-a"], [9, 9, 2])[0]
         kinds = {self._put: 12, self._by_keys: 3, self._by_condition: 2}
-        kinds |= {self._overwrite: 1, self._update: 1, self._insert_select: 1}
+        kinds |= {self._overwrite: 1, self._update: 1, self._insert_select: int(self._sql)}
         make = self._put
         if table != "ddl-a":
             make = random.choices(list(kinds), list(kinds.values()))[0]

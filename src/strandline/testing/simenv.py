@@ -29,6 +29,10 @@ class SimEnv:
     def sleep(self, seconds: float) -> None:
         self._scheduler.switch("sleeps", seconds=max(0.0, seconds))
 
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Waits for something that other threads of the process do. No `Env` has this."""
+        self._scheduler.switch("waits for its threads", ready=ready, seconds=None)
+
     def random(self) -> float:
         return self._scheduler.random.random()
 

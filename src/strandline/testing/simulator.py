@@ -31,7 +31,7 @@ from strandline.settings import Settings
 from strandline.state.commands import Split
 from strandline.state.model import TableVersion
 from strandline.state.plan import STRATEGIES, leaf_at
-from strandline.testing.actors import Ddl, Keeper, Reader, Truncator, Writer
+from strandline.testing.actors import Crowd, Ddl, Keeper, Reader, Truncator, Writer
 from strandline.testing.jobs import COLUMNS, KEYS, rows_of
 from strandline.testing.reference import Reference
 from strandline.testing.simulation import Simulation, World
@@ -86,6 +86,8 @@ class History:
         self.readers = [
             Reader(self, self._random(f"reader{number}"), reads=16) for number in range(readers)
         ]
+        self.crowd: Crowd | None = None
+        """Those who share a handle, if some do."""
         self._people(writers, jobs)
 
     # --- Play
@@ -148,11 +150,21 @@ class History:
 
     def _people(self, writers: int, jobs: int) -> None:
         act = self.sim.act
+        # All but the last writer, who has a process of its own in any case.
+        crowded = writers - 1 if self.sim.character.random() < 0.4 else 0
+        people: list[Writer | Reader] = []
         for number in range(writers):
             name = f"writer{number}"
-            act(name, Writer(self, name, self._random(name), jobs=jobs).live)
-        for number, reader in enumerate(self.readers):
-            act(f"reader{number}", reader.live)
+            shared = number < crowded
+            people.append(Writer(self, name, self._random(name), jobs=jobs, shared=shared))
+        people += self.readers
+        together = [*people[:crowded], *self.readers] if crowded else []
+        if together:
+            self.crowd = Crowd(self, together)
+            act("crowd", self.crowd.live)
+        for number, person in enumerate(people):
+            if person not in together:
+                act(f"person{number}", person.live)
         act("ddl", Ddl(self, self._random("ddl"), turns=6).live)
         applier = Keeper(self, self._random("applier"), _apply, pause_seconds=0.03)
         compactors = [
