@@ -7,11 +7,12 @@ verified before any of that is parsed; checksums in there cover all the rest
 
 from __future__ import annotations
 
+import os
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,18 @@ from strandline.parts.schema import TableSchema
 from strandline.parts.verified import Arena, Chunks, Window, damaged
 from strandline.state.model import Interval, Part
 
-__all__ = ["Columns", "Decoder", "OpenPart", "Plan", "damaged", "guarded"]
+__all__ = [
+    "Columns",
+    "Decoder",
+    "FileState",
+    "OpenPart",
+    "Plan",
+    "damaged",
+    "guarded",
+    "state_of_file",
+]
 
 A = TypeVar("A")
-
 
 _COPY_BELOW = 8
 """Rows that are less than this share of what was decoded are copied out of it: a found row shall
@@ -54,6 +63,31 @@ def guarded(part: Part, function: Callable[[], A]) -> A:
         raise damaged(part, str(error)) from error
     except (pa.ArrowException, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise damaged(part, str(error) or type(error).__name__) from error
+
+
+class FileState(NamedTuple):
+    """What of a local file is not the same again once somebody has written to it."""
+
+    device: int
+    inode: int
+    size: int
+    written_ns: int
+    changed_ns: int
+
+    @property
+    def changed_micros(self) -> int:
+        """When it was written to last, or its times were."""
+        return self.changed_ns // 1_000
+
+
+def state_of_file(file: pa.NativeFile) -> FileState | None:
+    """The state of an open local file; None for any other source, of which it cannot be told."""
+    if not isinstance(file, pa.OSFile):
+        return None
+    found = os.fstat(file.fileno())
+    return FileState(
+        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    )
 
 
 class Run(NamedTuple):
@@ -142,7 +176,7 @@ class OpenPart:
         self.stored = self.metadata.schema.to_arrow_schema()
         texts = self.metadata.metadata or {}
         self.about = Footer.about_of(texts)
-        self._seen = np.zeros((self.metadata.num_row_groups, self.metadata.num_columns), bool)
+        self._seen: dict[FileState, Any] = {}
         self._separators = Footer.separators_of(texts)
         self._texts = texts
         self._plans: dict[tuple[int, tuple[str, ...] | None, bool], Columns] = {}
@@ -180,18 +214,25 @@ class OpenPart:
         bounds = self.chunks.bounds
         return bounds[(groups[-1] + 1) * width] - bounds[groups[0] * width]
 
-    def headers_verified(self, groups: range, leaves: Sequence[int]) -> bool:
-        """Whether the chunks of these columns in these row groups were verified whole before.
-
-        SUBTLE: like the footer, the headers of pages are then taken to be what this handle saw;
-        what is in the pages is verified on every read. Verifying whole chunks each time keeps the
-        threads of a scan waiting for the interpreter, and takes it twice as long.
+    def headers_verified(
+        self, state: FileState | None, groups: range, leaves: Sequence[int]
+    ) -> bool:
+        """Whether the chunks of these columns in these row groups were verified whole before, with
+        the file in this very state.
         """
-        return bool(self._seen[np.ix_(groups, leaves)].all())
+        seen = None if state is None else self._seen.get(state)
+        return seen is not None and bool(seen[np.ix_(groups, leaves)].all())
 
-    def note_verified(self, groups: range, leaves: Sequence[int]) -> None:
-        """Remembers that these chunks were verified whole."""
-        self._seen[np.ix_(groups, leaves)] = True
+    def note_verified(self, state: FileState | None, groups: range, leaves: Sequence[int]) -> None:
+        """Remembers that these chunks were verified whole, out of the file in this state."""
+        if state is None:
+            return
+        if state not in self._seen:
+            width = self.metadata.num_columns
+            self._seen = {state: np.zeros((self.metadata.num_row_groups, width), bool)}
+        seen = self._seen.get(state)
+        if seen is not None:  # another thread may just have met the file in another state
+            seen[np.ix_(groups, leaves)] = True
 
     def decoded_by_pages(
         self, file: pa.NativeFile, groups: range, leaves: Sequence[int]
@@ -305,6 +346,7 @@ class Decoder:
         self, opened: OpenPart, source: pa.NativeFile, arena: Arena, groups: range
     ) -> None:
         self._opened = opened
+        self._source = source
         self._groups = groups
         width = opened.metadata.num_columns
         first, last = groups[0] * width, (groups[-1] + 1) * width
@@ -312,6 +354,10 @@ class Decoder:
         # What is in a `ParquetFile`, without the names of columns that it prepares each time.
         self._reader = pq.ParquetReader()
         self._reader.open(self._window.file, metadata=opened.metadata, pre_buffer=False)
+
+    def state_of_file(self) -> FileState | None:
+        """See the function of this name."""
+        return state_of_file(self._source)
 
     def rows(self, leaves: Sequence[int], *, threads: bool) -> pa.Table:
         """The columns `leaves`, ascending; `threads`: on Arrow's, one per column."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.parts.opened import Decoder, OpenPart, Plan, Run, guarded
+from strandline.parts.opened import Decoder, FileState, OpenPart, Plan, Run, guarded, state_of_file
 from strandline.parts.schema import TableSchema
 from strandline.parts.verified import Arena
 from strandline.settings import Settings
@@ -32,6 +32,8 @@ _ARENAS_MAX = 16
 _ARENA_BYTES_MIN = 1 << 20
 _ARENA_BYTES_MAX = 16 << 20
 """Memory that stored bytes are read into is kept between reads, as long as it is not larger."""
+
+_TICK_MICROS = 20_000
 
 _STREAM_ROWS = 131_072
 _AHEAD = 6
@@ -227,16 +229,39 @@ class PartReader:
 
     def _pages(
         self, opened: OpenPart, groups: range, leaves: Sequence[int], deadline: Deadline
-    ) -> pa.Table:
-        """Row groups as Arrow decodes them by itself, with page checksums; for scans."""
+    ) -> pa.Table | None:
+        """Row groups as Arrow decodes them by itself, with page checksums; None if it may not.
+
+        SUBTLE: it may where the chunks were verified whole before and nobody has written to the
+        file since: then the headers of pages are what they were. The file is looked at before and
+        after, so that no write falls between; a write changes the file's times before its bytes.
+        Verifying whole chunks each time would make a scan a third slower, because its threads
+        then wait for the interpreter's lock, once per chunk. What no file system notices, bits
+        that rot on the disk below a file that is being read again and again, is caught unless it
+        hits a header.
+        """
         file = self._take(opened, deadline.remaining())
         try:
-            table = opened.decoded_by_pages(file, groups, leaves)
+            state = state_of_file(file)
+            table = None
+            if opened.headers_verified(state, groups, leaves):
+                table = opened.decoded_by_pages(file, groups, leaves)
+                if state_of_file(file) != state:
+                    table = None
         except BaseException:
             file.close()
             raise
         self._put_back(opened, file)
         return table
+
+    def _settled(self, state: FileState | None) -> FileState | None:
+        """The state, if the next write will change it.
+
+        Two writes within one tick of the kernel's clock leave a file with the same times.
+        """
+        if state is None or self._env.now_micros() - state.changed_micros < _TICK_MICROS:
+            return None
+        return state
 
     def _decode(
         self, opened: OpenPart, piece: Run, plan: Plan, deadline: Deadline, *, threads: bool
@@ -247,12 +272,15 @@ class PartReader:
 
         def decoded() -> pa.Table:
             whole = plan.phases is None or not piece.is_lookup
-            if whole and not threads and opened.headers_verified(piece.groups, plan.leaves):
-                return plan.clipped(self._pages(opened, piece.groups, plan.leaves, deadline), piece)
+            if whole and not threads:
+                found = self._pages(opened, piece.groups, plan.leaves, deadline)
+                if found is not None:
+                    return plan.clipped(found, piece)
             with self._decoder(opened, piece.groups, deadline) as decoder:
                 if whole:
+                    state = self._settled(decoder.state_of_file())
                     table = decoder.rows(plan.leaves, threads=threads)
-                    opened.note_verified(piece.groups, plan.leaves)
+                    opened.note_verified(state, piece.groups, plan.leaves)
                     return plan.clipped(table, piece)
                 return plan.looked_up(decoder, piece, threads=threads)
 

@@ -10,6 +10,7 @@ know nothing of the table skip it, and still have the page checksums.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +124,9 @@ class Window:
         """The chunks from `first` to before `last`; the arena has room for them."""
         self._part = part
         self._source = source
+        # A thread that reads a local file by its number, with the place in one call, waits for
+        # the interpreter less often: that is a tenth of a scan on several threads.
+        self._descriptor: int | None = source.fileno() if isinstance(source, pa.OSFile) else None
         self._chunks = chunks
         self._view = arena.view
         self._start = chunks.bounds[first]
@@ -140,9 +144,8 @@ class Window:
     def _load(self, first: int, last: int) -> None:
         bounds, checksums = self._chunks.bounds, self._chunks.checksums
         start, end = bounds[first] - self._start, bounds[last] - self._start
-        self._source.seek(bounds[first])
         while start < end:
-            taken = self._source.readinto(self._view[start:end])
+            taken = self._read(start, end)
             if not taken:
                 raise damaged(self._part, f"it ends at byte {start + self._start}")
             start += taken
@@ -153,3 +156,11 @@ class Window:
                     self._part,
                     f"bytes {bounds[chunk]} to {bounds[chunk + 1]} do not have their checksum",
                 )
+
+    def _read(self, start: int, end: int) -> int:
+        """Fills this stretch of the memory, or less of it; how many bytes, 0 at the end."""
+        stretch = self._view[start:end]
+        if self._descriptor is not None:
+            return os.preadv(self._descriptor, [stretch], start + self._start)
+        self._source.seek(start + self._start)
+        return int(self._source.readinto(stretch))
