@@ -1,7 +1,8 @@
 """Ids and object keys: made and parsed here, nowhere else.
 
 An id is a one-letter prefix and lower-case hex digits: `w` a session (a *w*riter), `s` a shard,
-`p` a part, `g` a page, `r` a rollup, `d` a database. An object's key is its path in Blob::
+`p` a part, `g` a page, `r` a rollup, `c` a receipt, `o` a probe of the location's clock, `d` a
+database. An object's key is its path in Blob::
 
     w1f…/s03…/part/p9a….parquet      <session>/<shard>/<kind>/<id><suffix>
     w1f…/s03…/page/g27….page
@@ -36,6 +37,7 @@ __all__ = [
     "new_session_id",
     "new_shard_id",
     "parse_id",
+    "session_of",
 ]
 
 DatabaseId = NewType("DatabaseId", str)
@@ -46,13 +48,15 @@ PageId = NewType("PageId", str)
 RollupId = NewType("RollupId", str)
 
 MARKER_KEY = "strandline.json"
-_ID = re.compile(r"^[dwspgr][0-9a-f]{16,32}$")
+_ID = re.compile(r"^[dwspgrco][0-9a-f]{16,32}$")
 _KINDS: dict[str, tuple[str, str]] = {
     "part": ("p", ".parquet"),
     "page": ("g", ".page"),
     "rollup": ("r", ".rollup"),
+    "receipt": ("c", ".receipt"),
+    "probe": ("o", ".probe"),
 }
-Kind = Literal["part", "page", "rollup"]
+Kind = Literal["part", "page", "rollup", "receipt", "probe"]
 _SEQNO_DIGITS = 20
 
 
@@ -91,6 +95,12 @@ def parse_id(text: str, prefix: str) -> str:
     if not _ID.match(text) or text[0] != prefix:
         raise UsageError(f"{text!r} is not an id: {prefix!r} followed by hex digits")
     return text
+
+
+def session_of(key: str) -> SessionId | None:
+    """The session that wrote the object of that key; None for a key without one."""
+    session, slash, _ = key.partition("/")
+    return SessionId(session) if slash else None
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -287,7 +287,7 @@ def _planner(version: TableVersion, strategy: str | None) -> Callable[[State], l
         for command in list(plan_descent(state)):
             diffs = decide(state, command, author).diffs
             state = replay(state, state.seqno, state.hash, diffs)
-        return plan_compaction(state, chosen, forward_to=-1, parts_max=parts_max)
+        return plan_compaction(state, chosen, parts_max=parts_max)
 
     return plan
 

@@ -100,7 +100,7 @@ class DataShard(RuleBasedStateMachine):
 
     @rule(strategy=st.sampled_from(STRATEGIES), parts_max=st.integers(2, 5), later=st.booleans())
     def compact(self, strategy: str, parts_max: int, later: bool) -> None:
-        jobs = plan_compaction(self.shard.state, strategy, forward_to=-1, parts_max=parts_max)
+        jobs = plan_compaction(self.shard.state, strategy, parts_max=parts_max)
         for job in jobs:
             assert job.leaf is not None
             command = self.merge(list(job.inputs), job.leaf.id, job.leaf.interval)
@@ -128,7 +128,7 @@ class DataShard(RuleBasedStateMachine):
             newest = max(reference.time_max for _, reference in inputs)
             part = self.new_part(held)
             outputs = (Output(leaf, inside.lower if leaf else b"", part, newest),)
-        return Compact(tuple(key for key, _ in inputs), outputs, since=0)
+        return Compact(tuple(key for key, _ in inputs), outputs)
 
     @precondition(lambda self: self.stale)
     @rule(number=st.integers(0, 20))

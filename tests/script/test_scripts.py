@@ -13,15 +13,16 @@ Commands (times and numbers decimal, keys as text):
     commit [ID:LOWER-UPPER …] [@CLOCK] [token=SCOPE/NUMBER] [since=TIME]
     tidy ID/TIME/ORDINAL …
     apply EXPECTED..NEW [PART:LOWER-UPPER@TIME[*SIZE] …]
-    compact REF … -> [LEAF:PART:LOWER-UPPER@TIME[*SIZE] …] [since=TIME]
+    compact REF … -> [LEAF:PART:LOWER-UPPER@TIME[*SIZE] …]
     descend                           L0 down into the leaves
     split LEAF POINT …
     advance UPPER
+    retain SINCE                      moves the hold of the retention
     close
     state                             everything that is in the state
     names TIME                        the tables as of a time
     read [LOWER..UPPER …] [@AS_OF] [+TIME:LOWER-UPPER …]    the tasks; `+` is an overlay's entry
-    plan STRATEGY [max=N] [to=F]      the merges
+    plan STRATEGY [max=N]      the merges
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from strandline.state.commands import (
     Commit,
     Compact,
     Output,
+    Retain,
     Split,
     TableChange,
     Tidy,
@@ -55,14 +57,18 @@ from strandline.state.model import (
     Dead,
     Diff,
     Entry,
+    Hold,
     Interval,
     Key,
     Leaf,
+    Mark,
     Meta,
     Part,
     PartUse,
     Progress,
+    Receipt,
     Reference,
+    Rollup,
     Session,
     TableVersion,
     TokenWindow,
@@ -151,12 +157,27 @@ def frontier(time: int | None) -> str:
 
 def show_meta(meta: Meta) -> str:
     text = f"upper {frontier(meta.upper)}, since {frontier(meta.since)}"
-    return f"{text}, {meta.leaves} leaves and {meta.references} references ever"
+    text = f"{text}, {meta.leaves} leaves and {meta.references} references ever"
+    return f"{text}{meta.claim and f', claimed by {meta.claim}'}"
+
+
+def show_session(session: Session) -> str:
+    text = f"{session.count} records since {session.opened}"
+    return text if session.expired is None else f"{text}, expired at {session.expired}"
+
+
+def show_hold(hold: Hold) -> str:
+    held = f"since {frontier(hold.since)}"
+    held += "" if hold.seqno is None else f", seqno {hold.seqno}"
+    whose = hold.session or "nobody"
+    return f"{hold.kind} from {held}, epoch {hold.epoch}, of {whose}"
 
 
 def show_reference(ref: Reference) -> str:
     where = "L0" if ref.leaf == L0 else f"leaf {ref.leaf}"
-    return f"#{ref.id} {ref.part.key} {span(ref.interval)} @{ref.time} in {where}"
+    text = f"#{ref.id} {ref.part.key} {span(ref.interval)} @{ref.time} in {where}"
+    text += "" if ref.reads_before is None else f", for reads before {ref.reads_before}"
+    return text + ("" if ref.rows_from is None else f", rows from {ref.rows_from}")
 
 
 def show_table(version: TableVersion) -> str:
@@ -167,7 +188,11 @@ def show_table(version: TableVersion) -> str:
 SHOWN: dict[type, Callable[[Any], str]] = {
     type(None): lambda _: "gone",
     Meta: show_meta,
-    Session: lambda s: f"{s.count} records since {s.opened}",
+    Session: show_session,
+    Hold: show_hold,
+    Mark: lambda mark: f"at {mark.at}",
+    Receipt: lambda receipt: f"through {receipt.last}: {receipt.key}, {receipt.size} bytes",
+    Rollup: lambda r: f"{r.key}, {r.size} bytes{', verified' if r.verified else ''}",
     Leaf: lambda leaf: f"leaf {leaf.id} {span(leaf.interval)} of {leaf.parent}",
     Reference: show_reference,
     PartUse: lambda use: f"{use.references} references, born {use.born}",
@@ -294,7 +319,7 @@ def run_compact(script: Script, plain: Words, named: Named) -> list[str]:
         lower = next((k[0] for k, v in script.state.leaves.range() if v.id == int(leaf)), b"")
         outputs.append(Output(int(leaf), lower, part, time))
     inputs = tuple(found.get(number, (1, b"", number)) for number in sorted(ids))
-    return script.do(Compact(inputs, tuple(outputs), int(named.get("since", 0))))
+    return script.do(Compact(inputs, tuple(outputs)))
 
 
 def run_descend(script: Script, _: Words, __: Named) -> list[str]:
@@ -305,6 +330,10 @@ def run_split(script: Script, plain: Words, _: Named) -> list[str]:
     leaf = int(plain[0])
     lower = next((k[0] for k, v in script.state.leaves.range() if v.id == leaf), b"")
     return script.do(Split(leaf, lower, tuple(word.encode() for word in plain[1:])))
+
+
+def run_retain(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Retain(int(plain[0])))
 
 
 def run_advance(script: Script, plain: Words, _: Named) -> list[str]:
@@ -354,7 +383,6 @@ def run_plan(script: Script, plain: Words, named: Named) -> list[str]:
     jobs = plan_compaction(
         script.state,
         plain[0],
-        forward_to=int(named.get("to", -1)),
         parts_max=int(named.get("max", 11)),
     )
     lines = []

@@ -121,8 +121,8 @@ def in_l0(references: Iterable[Reference]) -> list[str]:
     return [ref.part.key for ref in references if ref.leaf == L0]
 
 
-def replaces(inputs: Iterable[Key], *outputs: Output, since: int = 0) -> Compact:
-    return Compact(tuple(inputs), tuple(outputs), since)
+def replaces(inputs: Iterable[Key], *outputs: Output) -> Compact:
+    return Compact(tuple(inputs), tuple(outputs))
 
 
 # --- states whose pages are not in memory

@@ -12,12 +12,15 @@ from strandline.state.model import (
     Dead,
     Diff,
     Entry,
+    Hold,
     Interval,
     Leaf,
+    Mark,
     Meta,
     Part,
     PartUse,
     Progress,
+    Receipt,
     Reference,
     Rollup,
     Session,
@@ -47,6 +50,8 @@ parts = st.builds(
     st.integers(0, 2**32 - 1),
     blobs,
     numbers,
+    st.booleans(),
+    blobs,
 )
 batches = st.builds(
     Batch,
@@ -59,7 +64,8 @@ batches = st.builds(
     st.booleans(),
     numbers,
 )
-rollups = st.builds(Rollup, numbers, words, numbers)
+rollups = st.builds(Rollup, numbers, words, numbers, st.booleans())
+holds = st.builds(Hold, maybe_numbers, maybe_numbers, numbers, words, words, words)
 versions = st.builds(
     TableVersion,
     words,
@@ -87,16 +93,26 @@ def _references(reference: Reference) -> st.SearchStrategy[Any]:
 
 # Per collection: a key and a value that belong together.
 ITEMS: dict[str, st.SearchStrategy[Any]] = {
-    "meta": st.builds(Meta, numbers, maybe_numbers, maybe_numbers, numbers, numbers).map(
-        lambda v: ((), v)
-    ),
-    "sessions": st.tuples(st.tuples(words), st.builds(Session, numbers, numbers)),
+    "meta": st.builds(
+        Meta,
+        numbers,
+        maybe_numbers,
+        maybe_numbers,
+        numbers,
+        numbers,
+        st.sampled_from(["", "txns", "direct"]),
+        words,
+    ).map(lambda v: ((), v)),
+    "sessions": st.tuples(st.tuples(words), st.builds(Session, numbers, numbers, maybe_numbers)),
+    "holds": st.tuples(st.tuples(words), holds),
+    "marks": st.tuples(st.tuples(numbers), st.builds(Mark, numbers)),
+    "receipts": st.tuples(st.tuples(numbers), st.builds(Receipt, numbers, words, numbers)),
     "leaves": st.builds(Leaf, numbers, intervals, maybe_numbers).map(
         lambda v: ((v.interval.lower,), v)
     ),
-    "references": st.builds(Reference, numbers, numbers, intervals, parts, numbers).flatmap(
-        _references
-    ),
+    "references": st.builds(
+        Reference, numbers, numbers, intervals, parts, numbers, maybe_numbers, maybe_numbers
+    ).flatmap(_references),
     "parts": st.tuples(st.tuples(words), st.builds(PartUse, numbers, numbers)),
     "dead": st.builds(Dead, words, numbers, numbers, numbers).map(lambda v: ((v.dead, v.key), v)),
     "rollups": rollups.map(lambda v: ((v.seqno,), v)),

@@ -158,7 +158,7 @@ def test_a_finished_shard_is_told_before_a_fenced_session() -> None:
         Commit(5, (write("t9"),)),
         Commit(5, changes=(creates("t8", "ORDERS"),)),
         Apply(7, 8, ()),
-        Compact((), (), since=99),
+        Compact((), ()),
         Split(1, b"", ()),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.state.commands import Output, Split
+from strandline.state.commands import Output, Retain, Split
 from strandline.state.model import EVERYTHING, L0, Entry, Interval, Part
 from strandline.state.pages import PagesNeeded
 from strandline.state.plan import (
@@ -243,14 +243,15 @@ def ten_parts() -> Shard:
 
 def test_a_job_says_what_it_merges_and_how_far_it_forwards() -> None:
     shard = ten_parts()
-    (job,) = plan_compaction(shard.state, "size-ratio", forward_to=4)
+    shard.do(Retain(4))
+    (job,) = plan_compaction(shard.state, "size-ratio")
     assert job.leaf == shard.leaves()[0]
     assert [key for key, _ in job.inputs] == [shard.key_of(n) for n in range(1, 11)]
     assert (job.whole, job.forward_to, job.rows, job.size) == (True, 4, 10, 1000)
 
 
 def test_jobs_of_one_plan_share_no_input() -> None:
-    jobs = plan_compaction(ten_parts().state, "basic", forward_to=4, parts_max=5)
+    jobs = plan_compaction(ten_parts().state, "basic", parts_max=5)
     keys = [key for job in jobs for key, _ in job.inputs]
     assert len(jobs) == 2
     assert len(set(keys)) == len(keys) == 10
@@ -258,11 +259,11 @@ def test_jobs_of_one_plan_share_no_input() -> None:
 
 def test_a_leaf_with_one_part_needs_no_merge() -> None:
     shard = two_leaves()
-    assert plan_compaction(shard.state, "full", forward_to=0) == []
+    assert plan_compaction(shard.state, "full") == []
 
 
 def wholes(shard: Shard) -> list[bool]:
-    return [job.whole for job in plan_compaction(shard.state, "full", forward_to=0)]
+    return [job.whole for job in plan_compaction(shard.state, "full")]
 
 
 def test_markers_stay_while_something_outside_may_be_older() -> None:
@@ -288,12 +289,12 @@ def test_what_is_younger_or_elsewhere_does_not_keep_markers() -> None:
 def test_a_part_in_several_leaves_counts_with_its_share_of_bytes() -> None:
     shard = Shard()
     shard.apply(5, (1, part("big", b"a", b"z", size=400)), (2, part("p1", b"a", b"c", size=100)))
-    assert plan_compaction(shard.state, "size-ratio", forward_to=0) == []
+    assert plan_compaction(shard.state, "size-ratio") == []
     shard.do(Split(1, b"", (b"g", b"m", b"s")))
-    (job,) = plan_compaction(shard.state, "full", forward_to=0)
+    (job,) = plan_compaction(shard.state, "full")
     assert job.size == 500
     shard.apply(8, (6, part("p2", b"a", b"c", size=100)), (7, part("p3", b"b", b"c", size=100)))
-    (job,) = plan_compaction(shard.state, "size-ratio", forward_to=0)
+    (job,) = plan_compaction(shard.state, "size-ratio")
     assert len(job.inputs) == 4, "a quarter of 400 bytes is like 100"
 
 

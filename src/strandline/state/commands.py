@@ -8,20 +8,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strandline.state.model import Batch, Interval, Key, Part, TableVersion
+from strandline.state.model import (
+    Batch,
+    Dead,
+    Hold,
+    Interval,
+    Key,
+    Mark,
+    Part,
+    Receipt,
+    TableVersion,
+)
 
 __all__ = [
     "AdvanceUpper",
+    "Append",
+    "AppendResult",
     "Apply",
     "ApplyResult",
+    "Claim",
+    "Clear",
+    "CloseHold",
     "CloseSession",
+    "Collect",
     "Command",
     "Commit",
     "CommitResult",
     "Compact",
+    "Describe",
+    "Expire",
+    "Finish",
+    "ForgetTables",
+    "Heartbeat",
+    "KeepReceipts",
+    "MoveHold",
+    "OpenHold",
     "Output",
+    "Retain",
+    "RetireRollups",
     "Split",
     "TableChange",
+    "TakeHold",
     "Tidy",
     "Write",
 ]
@@ -88,7 +115,57 @@ class Tidy:
     entries: tuple[Key, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetTables:
+    """Removes versions of tables that ended, keys (table, version), and what is kept beside a
+    table once no version of it is left.
+
+    A version that still holds, or a table with entries, is refused. Result: how many were there.
+    """
+
+    versions: tuple[Key, ...]
+
+
 # --- commands of a data shard
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Says what the rows of a shard that is used by itself look like: once, before the first
+    append. Result: the description that holds, which is the one that came first.
+    """
+
+    version: TableVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Adds the updates at times from `lower` to before `new_upper`, in parts with `__time`.
+
+    With `expected_upper` refused unless that is the shard's upper. Without, the writer is one of
+    several that append the same data (`replicated`): what is below the shard's upper is cut off,
+    and a batch that is wholly below it changes nothing. `new_upper` None finishes the shard for
+    writers.
+
+    Checked in this order: the token; a finished shard, or one that a txns shard feeds
+    (UsageError); the session; the sessions of the parts' keys (Fenced); `lower` beyond `new_upper`
+    (UsageError); data where they are equal (UsageError); the upper (UpperMismatch).
+    """
+
+    lower: int
+    new_upper: int | None
+    parts: tuple[Part, ...] = ()
+    expected_upper: int | None = None
+    replicated: bool = False
+    token: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The shard's upper that the append made; `repeated`: the token had been committed before."""
+
+    upper: int | None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +209,23 @@ class Output:
     interval: Interval | None = None
     moved: bool = False
     """Whether `part` is an input's own."""
+    reads_before: int | None = None
+    """As in `Reference.reads_before`."""
+    rows_from: int | None = None
+    """As in `Reference.rows_from`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """Replaces exactly the references `inputs` by `outputs`, and forwards since to `since`.
+    """Replaces exactly the references `inputs` by `outputs`.
 
     Result: True if applied; False if an input is no longer there (then the outputs are entered as
-    dead objects and nothing else changes), or an output's leaf is a leaf no longer.
+    dead objects and nothing else changes), or an output's leaf is a leaf no longer. Whoever merges
+    gives up only what is before the since of a state that was there: since never goes back.
     """
 
     inputs: tuple[Key, ...]
     outputs: tuple[Output, ...]
-    since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +241,129 @@ class Split:
     points: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claims the shard's maintenance for the author's session, or gives it back.
+
+    Result: whether the author has it now. Convenience only: what keeps two workers apart is that
+    `Compact` applies only to exactly its inputs.
+    """
+
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Moves the hold "retention" (made if missing) to `since`, never back.
+
+    Bounded by the shard's upper. Result: the shard's since.
+    """
+
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Ends a shard whose table is gone: upper and since become empty, nothing more can be read.
+
+    Refused (UsageError) while any hold but "retention" is there. Result: True.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Lets go of references of a finished shard; their parts die. Result: how many were there."""
+
+    references: tuple[Key, ...]
+
+
+# --- holds
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """Opens the hold `id` at `hold.since`, or at the shard's since where that is later.
+
+    `hold.since` None asks for the shard's since, whatever it is; `hold.seqno`, if given, becomes
+    the seqno of this record's predecessor. `leased` ties it to the author's session. `exact`:
+    AsOfTooOld instead of a later since. Result: the Hold. An id that exists is refused.
+    """
+
+    id: str
+    hold: Hold
+    leased: bool
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoveHold:
+    """Moves a hold forward: to `since` (None: to the empty frontier), and its seqno, where it has
+    one, to `seqno`. Neither goes back. Result: the Hold. Fenced if the hold is gone or was taken.
+    """
+
+    id: str
+    epoch: int
+    since: int | None
+    seqno: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeHold:
+    """Takes a hold over: its epoch is raised, and a leased one moves to the author's session.
+
+    Result: the Hold. UsageError if there is none.
+    """
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseHold:
+    """Ends a hold; since may move. Harmless if it is gone. Fenced if another took it."""
+
+    id: str
+    epoch: int
+
+
+# --- garbage
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Forgets dead objects that were deleted, keys (seqno, object key), and notes the time.
+
+    `mark`: what the location's clock showed after this seqno was known. `marks` are forgotten.
+    Result: how many dead objects were there.
+    """
+
+    dead: tuple[Key, ...] = ()
+    mark: tuple[int, Mark] | None = None
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetireRollups:
+    """Drops rollups, and says which were read back whole.
+
+    `objects` are what only the dropped ones name; they are dead from here on. `kept` are the seqnos
+    of all others that there were when the objects were gathered: if another has come meanwhile,
+    which may share their pages, nothing happens. Result: whether it did.
+    """
+
+    dropped: tuple[int, ...]
+    kept: tuple[int, ...]
+    objects: tuple[Dead, ...] = ()
+    verified: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepReceipts:
+    """Enters receipts that were written; drops others, whose objects are dead from here on."""
+
+    added: tuple[tuple[int, Receipt], ...] = ()
+    dropped: tuple[int, ...] = ()
+
+
 # --- commands of both
 
 
@@ -172,7 +376,47 @@ class AdvanceUpper:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Ends the author's session cleanly: it has nothing uncommitted left."""
+    """Ends the author's session cleanly: it has nothing uncommitted left. Its leased holds end."""
 
 
-Command = Commit | Tidy | Apply | Compact | Split | AdvanceUpper | CloseSession
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Says that the author's session lives: a record that changes nothing but its count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Ends the session of somebody who was silent: its leased holds end, and it is fenced.
+
+    Result: True; False if its count is not `count` any more, or it is not open.
+    """
+
+    session: str
+    count: int
+
+
+Command = (
+    AdvanceUpper
+    | Append
+    | Apply
+    | Claim
+    | Clear
+    | CloseHold
+    | CloseSession
+    | Collect
+    | Commit
+    | Compact
+    | Describe
+    | Expire
+    | Finish
+    | ForgetTables
+    | Heartbeat
+    | KeepReceipts
+    | MoveHold
+    | OpenHold
+    | Retain
+    | RetireRollups
+    | Split
+    | TakeHold
+    | Tidy
+)

@@ -13,13 +13,17 @@ from strandline.state.model import (
     Batch,
     Dead,
     Entry,
+    Hold,
     Interval,
     Key,
     Leaf,
+    Mark,
     Meta,
+    Origin,
     Part,
     PartUse,
     Progress,
+    Receipt,
     Reference,
     Rollup,
     Session,
@@ -60,6 +64,8 @@ def _put_part(message: pb.Part, part: Part) -> None:
     message.footer_crc = part.footer_crc
     message.statistics = part.statistics
     message.schema_version = part.schema_version
+    message.has_end = part.has_end
+    message.filter = part.filter
 
 
 def _get_part(message: pb.Part) -> Part:
@@ -77,6 +83,8 @@ def _get_part(message: pb.Part) -> Part:
         message.footer_crc,
         message.statistics,
         message.schema_version,
+        message.has_end,
+        message.filter,
     )
 
 
@@ -119,6 +127,8 @@ def _put_meta(item: pb.Item, meta: Meta, _: Key) -> None:
         message.since = meta.since
     message.leaves = meta.leaves
     message.references = meta.references
+    message.origin = meta.origin
+    message.claim = meta.claim
 
 
 def _get_meta(item: pb.Item, _: Key) -> Meta:
@@ -129,6 +139,8 @@ def _get_meta(item: pb.Item, _: Key) -> Meta:
         message.since if message.HasField("since") else None,
         message.leaves,
         message.references,
+        cast("Origin", message.origin),
+        message.claim,
     )
 
 
@@ -136,10 +148,53 @@ def _put_session(item: pb.Item, session: Session, _: Key) -> None:
     message = item.session
     message.count = session.count
     message.opened = session.opened
+    if session.expired is not None:
+        message.expired = session.expired
 
 
 def _get_session(item: pb.Item, _: Key) -> Session:
-    return Session(item.session.count, item.session.opened)
+    message = item.session
+    expired = message.expired if message.HasField("expired") else None
+    return Session(message.count, message.opened, expired)
+
+
+def _put_hold(item: pb.Item, hold: Hold, _: Key) -> None:
+    message = item.hold
+    if hold.since is not None:
+        message.since = hold.since
+    if hold.seqno is not None:
+        message.seqno = hold.seqno
+    message.epoch = hold.epoch
+    message.session = hold.session
+    message.kind = hold.kind
+    message.note = hold.note
+    message.SetInParent()
+
+
+def _get_hold(item: pb.Item, _: Key) -> Hold:
+    message = item.hold
+    since = message.since if message.HasField("since") else None
+    seqno = message.seqno if message.HasField("seqno") else None
+    return Hold(since, seqno, message.epoch, message.session, message.kind, message.note)
+
+
+def _put_mark(item: pb.Item, mark: Mark, _: Key) -> None:
+    item.mark.at = mark.at
+
+
+def _get_mark(item: pb.Item, _: Key) -> Mark:
+    return Mark(item.mark.at)
+
+
+def _put_receipt(item: pb.Item, receipt: Receipt, _: Key) -> None:
+    message = item.receipt
+    message.last = receipt.last
+    message.key = receipt.key
+    message.size = receipt.size
+
+
+def _get_receipt(item: pb.Item, _: Key) -> Receipt:
+    return Receipt(item.receipt.last, item.receipt.key, item.receipt.size)
 
 
 def _put_leaf(item: pb.Item, leaf: Leaf, key: Key) -> None:
@@ -170,13 +225,25 @@ def _put_reference(item: pb.Item, reference: Reference, key: Key) -> None:
     _put_part(message.part, reference.part)
     message.time = reference.time
     message.leaf = reference.leaf
+    if reference.reads_before is not None:
+        message.reads_before = reference.reads_before
+    if reference.rows_from is not None:
+        message.rows_from = reference.rows_from
 
 
 def _get_reference(item: pb.Item, key: Key) -> Reference:
     message = item.reference
     bounds = message.interval
     interval = Interval(bounds.lower, bounds.upper if bounds.HasField("upper") else None)
-    return Reference(key[2], message.leaf, interval, _get_part(message.part), message.time)
+    return Reference(
+        key[2],
+        message.leaf,
+        interval,
+        _get_part(message.part),
+        message.time,
+        message.reads_before if message.HasField("reads_before") else None,
+        message.rows_from if message.HasField("rows_from") else None,
+    )
 
 
 def _put_part_use(item: pb.Item, use: PartUse, _: Key) -> None:
@@ -205,11 +272,12 @@ def put_rollup(message: pb.Rollup, rollup: Rollup) -> None:
     message.seqno = rollup.seqno
     message.key = rollup.key
     message.size = rollup.size
+    message.verified = rollup.verified
 
 
 def get_rollup(message: pb.Rollup) -> Rollup:
     """The inverse of `put_rollup`."""
-    return Rollup(message.seqno, message.key, message.size)
+    return Rollup(message.seqno, message.key, message.size, message.verified)
 
 
 def _put_rollup_item(item: pb.Item, rollup: Rollup, key: Key) -> None:
@@ -310,6 +378,7 @@ class Stored(NamedTuple):
 COLLECTIONS: dict[str, Stored] = {
     "meta": Stored(pb.META, (), "meta", _put_meta, _get_meta),
     "sessions": Stored(pb.SESSIONS, ("text",), "session", _put_session, _get_session),
+    "holds": Stored(pb.HOLDS, ("text",), "hold", _put_hold, _get_hold),
     "leaves": Stored(pb.LEAVES, ("raw",), "leaf", _put_leaf, _get_leaf),
     "references": Stored(
         pb.REFERENCES, ("number", "raw", "second"), "reference", _put_reference, _get_reference
@@ -317,6 +386,8 @@ COLLECTIONS: dict[str, Stored] = {
     "parts": Stored(pb.PARTS, ("text",), "part_use", _put_part_use, _get_part_use),
     "dead": Stored(pb.DEAD, ("number", "text"), "dead", _put_dead, _get_dead),
     "rollups": Stored(pb.ROLLUPS, ("number",), "rollup", _put_rollup_item, _get_rollup_item),
+    "marks": Stored(pb.MARKS, ("number",), "mark", _put_mark, _get_mark),
+    "receipts": Stored(pb.RECEIPTS, ("number",), "receipt", _put_receipt, _get_receipt),
     "tables": Stored(
         pb.TABLES, ("text", "number"), "table_version", _put_table_version, _get_table_version
     ),

@@ -22,13 +22,17 @@ __all__ = [
     "Dead",
     "Diff",
     "Entry",
+    "Hold",
     "Interval",
     "Key",
     "Leaf",
+    "Mark",
     "Meta",
+    "Origin",
     "Part",
     "PartUse",
     "Progress",
+    "Receipt",
     "Reference",
     "Rollup",
     "Session",
@@ -46,6 +50,7 @@ L0 = 0
 
 Key = tuple[Any, ...]
 TableKind = Literal["rows", "keyed", "aggregate"]
+Origin = Literal["", "txns", "direct"]
 
 
 class Interval(NamedTuple):
@@ -99,6 +104,10 @@ class Part:
     """Per column minimum, maximum and null count (`strandline.parts.statistics`)."""
     schema_version: int = 0
     """The version of the table's schema that the part was written with."""
+    has_end: bool = False
+    """Whether there is an `__end` column: a part of history, each row with the time it ended at."""
+    filter: bytes = b""
+    """Of a small part, a filter over its row keys (`strandline.parts.filters`); empty: none."""
 
     @property
     def span(self) -> Interval:
@@ -152,6 +161,10 @@ class Reference:
     part: Part
     time: int
     """Commit time of rows without a `__time`; else the greatest time in the part."""
+    reads_before: int | None = None
+    """Of history: reads at this time or later need nothing of it. No row is live from then on."""
+    rows_from: int | None = None
+    """Rows at times before this one do not count: another had appended them already."""
 
     @property
     def place(self) -> Interval:
@@ -169,7 +182,12 @@ class Reference:
     @property
     def time_min(self) -> int:
         """No row of the reference is earlier than this."""
-        return self.time if self.part.time_min is None else self.part.time_min
+        least = self.time if self.part.time_min is None else self.part.time_min
+        return least if self.rows_from is None else max(least, self.rows_from)
+
+    def matters_at(self, as_of: int) -> bool:
+        """Whether a read as of that time may see anything of it."""
+        return self.time_min <= as_of and (self.reads_before is None or as_of < self.reads_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +226,8 @@ class Rollup:
     seqno: int
     key: str
     size: int
+    verified: bool = False
+    """Whether somebody read back all of it, and each page that it names, since it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +235,52 @@ class Session:
     """A writer's registration. Key: (session id,)."""
 
     count: int
-    """How many records of this shard it wrote: the newest has this number."""
+    """How many records of this shard it wrote: the newest has this number. It is the counter of
+    the session's lease, too: whoever sees it unchanged for long enough may have it expire."""
     opened: int
     """The seqno of its first record."""
+    expired: int | None = None
+    """The seqno that ended it while its owner was silent; None: it is open. A session that its
+    owner closes is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A claim that history and objects stay. Key: (hold id,)."""
+
+    since: int | None
+    """Reads from this time on stay exact; None: it holds no time back."""
+    seqno: int | None = None
+    """What dies at a later seqno is not deleted; None: it holds no object back."""
+    epoch: int = 1
+    """Raised when another takes the hold over: who held it before can move it no more."""
+    session: str = ""
+    """The session with whose end it ends (a leased hold); empty: it stays until it is closed."""
+    kind: str = ""
+    """What for, in a word: "reader", "retention", "tag", "subscription"."""
+    note: str = ""
+    """A remark for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment on the location's clock. Key: (seqno,). What was dead at that seqno has been dead
+    since then at least.
+    """
+
+    at: int
+    """Microseconds, by the location's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Copies of log records in Blob, so that the log may be truncated. Key: (first seqno,)."""
+
+    last: int
+    """All records from the first to this seqno that changed references are in it."""
+    key: str
+    """The object's key."""
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +294,11 @@ class Meta:
     """Leaves ever made: the last id given out."""
     references: int = 0
     """References ever made: the last id given out."""
+    origin: Origin = ""
+    """Who adds data: a txns shard ("txns", by `Apply`) or its writers ("direct", by `Append`).
+    The first one decides; the other is refused from then on."""
+    claim: str = ""
+    """The session that maintains the shard now; empty, or a session that is not open: nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +345,9 @@ class TokenWindow:
 Value = (
     Meta
     | Session
+    | Hold
+    | Mark
+    | Receipt
     | Leaf
     | Reference
     | PartUse
@@ -291,11 +362,14 @@ Value = (
 COLLECTIONS: dict[str, type] = {
     "meta": Meta,
     "sessions": Session,
+    "holds": Hold,
     "leaves": Leaf,
     "references": Reference,
     "parts": PartUse,
     "dead": Dead,
     "rollups": Rollup,
+    "marks": Mark,
+    "receipts": Receipt,
     "tables": TableVersion,
     "entries": Entry,
     "tidied": Progress,

@@ -57,10 +57,10 @@ def plan_read(
     of different tasks share no key; those of one task may.
     """
     wanted = [EVERYTHING] if intervals is None else united(intervals)
-    above = [r for r in level_zero(state) if r.time_min <= as_of]
+    above = [r for r in level_zero(state) if r.matters_at(as_of)]
     tasks: list[ReadTask] = []
     for leaf, inside in _by_leaf(state, wanted):
-        references = [r for r in _of_leaf(state, leaf) if r.time_min <= as_of]
+        references = [r for r in _of_leaf(state, leaf) if r.matters_at(as_of)]
         sources: list[_Placed] = [
             *((r.place, r) for r in references),
             *((place, r) for r in above if (place := r.place.intersect(leaf.interval))),
@@ -228,12 +228,11 @@ _STRATEGIES: dict[str, Callable[..., list[list[Key]]]] = {
 STRATEGIES = tuple(sorted(_STRATEGIES))
 
 
-def plan_compaction(
-    state: State, strategy: str, *, forward_to: int, parts_max: int = 11
-) -> list[CompactionJob]:
+def plan_compaction(state: State, strategy: str, *, parts_max: int = 11) -> list[CompactionJob]:
     """The merges that the strategy wants in each leaf. L0 is `plan_descent`'s matter."""
     above = level_zero(state)
     jobs: list[CompactionJob] = []
+    since = state.meta.since or 0
     for _, leaf in state.leaves.range():
         inside = list(state.references.prefix((1, leaf.interval.lower)))
         if len(inside) < 2:
@@ -243,7 +242,7 @@ def plan_compaction(
             chosen = set(group)
             inputs = tuple((key, ref) for key, ref in inside if key in chosen)
             others = [*above, *(ref for key, ref in inside if key not in chosen)]
-            jobs.append(CompactionJob(leaf, inputs, _whole(inputs, others), forward_to))
+            jobs.append(CompactionJob(leaf, inputs, _whole(inputs, others), since))
     return jobs
 
 
@@ -309,10 +308,10 @@ def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]
                     )
                 )
         if len(outputs) >= outputs_max:
-            yield Compact(tuple(inputs), tuple(outputs), since=0)
+            yield Compact(tuple(inputs), tuple(outputs))
             inputs, outputs = [], []
     if inputs:
-        yield Compact(tuple(inputs), tuple(outputs), since=0)
+        yield Compact(tuple(inputs), tuple(outputs))
 
 
 def leaf_at(state: State, key: bytes) -> Leaf:

@@ -12,11 +12,14 @@ from strandline.state.model import (
     Dead,
     Diff,
     Entry,
+    Hold,
     Key,
     Leaf,
+    Mark,
     Meta,
     PartUse,
     Progress,
+    Receipt,
     Reference,
     Rollup,
     Session,
@@ -49,6 +52,18 @@ class State:
     @property
     def sessions(self) -> PagedMap[Session]:
         return self.maps["sessions"]
+
+    @property
+    def holds(self) -> PagedMap[Hold]:
+        return self.maps["holds"]
+
+    @property
+    def marks(self) -> PagedMap[Mark]:
+        return self.maps["marks"]
+
+    @property
+    def receipts(self) -> PagedMap[Receipt]:
+        return self.maps["receipts"]
 
     @property
     def leaves(self) -> PagedMap[Leaf]:

@@ -21,6 +21,9 @@ class Collection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENTRIES: _ClassVar[Collection]
     TIDIED: _ClassVar[Collection]
     TOKENS: _ClassVar[Collection]
+    HOLDS: _ClassVar[Collection]
+    MARKS: _ClassVar[Collection]
+    RECEIPTS: _ClassVar[Collection]
 COLLECTION_UNSPECIFIED: Collection
 META: Collection
 SESSIONS: Collection
@@ -33,6 +36,9 @@ TABLES: Collection
 ENTRIES: Collection
 TIDIED: Collection
 TOKENS: Collection
+HOLDS: Collection
+MARKS: Collection
+RECEIPTS: Collection
 
 class Key(_message.Message):
     __slots__ = ("text", "number", "second", "raw")
@@ -55,7 +61,7 @@ class Interval(_message.Message):
     def __init__(self, lower: _Optional[bytes] = ..., upper: _Optional[bytes] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("key", "size", "rows", "lower", "upper", "time_min", "time_max", "has_diff", "distinct", "footer_size", "footer_crc", "statistics", "schema_version")
+    __slots__ = ("key", "size", "rows", "lower", "upper", "time_min", "time_max", "has_diff", "distinct", "footer_size", "footer_crc", "statistics", "schema_version", "has_end", "filter")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +75,8 @@ class Part(_message.Message):
     FOOTER_CRC_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_END_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     key: str
     size: int
     rows: int
@@ -82,7 +90,9 @@ class Part(_message.Message):
     footer_crc: int
     statistics: bytes
     schema_version: int
-    def __init__(self, key: _Optional[str] = ..., size: _Optional[int] = ..., rows: _Optional[int] = ..., lower: _Optional[bytes] = ..., upper: _Optional[bytes] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ..., has_diff: _Optional[bool] = ..., distinct: _Optional[bool] = ..., footer_size: _Optional[int] = ..., footer_crc: _Optional[int] = ..., statistics: _Optional[bytes] = ..., schema_version: _Optional[int] = ...) -> None: ...
+    has_end: bool
+    filter: bytes
+    def __init__(self, key: _Optional[str] = ..., size: _Optional[int] = ..., rows: _Optional[int] = ..., lower: _Optional[bytes] = ..., upper: _Optional[bytes] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ..., has_diff: _Optional[bool] = ..., distinct: _Optional[bool] = ..., footer_size: _Optional[int] = ..., footer_crc: _Optional[int] = ..., statistics: _Optional[bytes] = ..., schema_version: _Optional[int] = ..., has_end: _Optional[bool] = ..., filter: _Optional[bytes] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("parts", "inline", "rows", "lower", "upper", "has_diff", "distinct", "schema_version")
@@ -105,26 +115,64 @@ class Batch(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., inline: _Optional[bytes] = ..., rows: _Optional[int] = ..., lower: _Optional[bytes] = ..., upper: _Optional[bytes] = ..., has_diff: _Optional[bool] = ..., distinct: _Optional[bool] = ..., schema_version: _Optional[int] = ...) -> None: ...
 
 class Meta(_message.Message):
-    __slots__ = ("format", "upper", "since", "leaves", "references")
+    __slots__ = ("format", "upper", "since", "leaves", "references", "origin", "claim")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     UPPER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     format: int
     upper: int
     since: int
     leaves: int
     references: int
-    def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ...) -> None: ...
+    origin: str
+    claim: str
+    def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ..., origin: _Optional[str] = ..., claim: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("count", "opened")
+    __slots__ = ("count", "opened", "expired")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
     count: int
     opened: int
-    def __init__(self, count: _Optional[int] = ..., opened: _Optional[int] = ...) -> None: ...
+    expired: int
+    def __init__(self, count: _Optional[int] = ..., opened: _Optional[int] = ..., expired: _Optional[int] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("since", "seqno", "epoch", "session", "kind", "note")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    SEQNO_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    seqno: int
+    epoch: int
+    session: str
+    kind: str
+    note: str
+    def __init__(self, since: _Optional[int] = ..., seqno: _Optional[int] = ..., epoch: _Optional[int] = ..., session: _Optional[str] = ..., kind: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
+class Mark(_message.Message):
+    __slots__ = ("at",)
+    AT_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    def __init__(self, at: _Optional[int] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("last", "key", "size")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    key: str
+    size: int
+    def __init__(self, last: _Optional[int] = ..., key: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Leaf(_message.Message):
     __slots__ = ("id", "upper", "parent")
@@ -137,16 +185,20 @@ class Leaf(_message.Message):
     def __init__(self, id: _Optional[int] = ..., upper: _Optional[bytes] = ..., parent: _Optional[int] = ...) -> None: ...
 
 class Reference(_message.Message):
-    __slots__ = ("interval", "part", "time", "leaf")
+    __slots__ = ("interval", "part", "time", "leaf", "reads_before", "rows_from")
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
+    READS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FROM_FIELD_NUMBER: _ClassVar[int]
     interval: Interval
     part: Part
     time: int
     leaf: int
-    def __init__(self, interval: _Optional[_Union[Interval, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., time: _Optional[int] = ..., leaf: _Optional[int] = ...) -> None: ...
+    reads_before: int
+    rows_from: int
+    def __init__(self, interval: _Optional[_Union[Interval, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., time: _Optional[int] = ..., leaf: _Optional[int] = ..., reads_before: _Optional[int] = ..., rows_from: _Optional[int] = ...) -> None: ...
 
 class PartUse(_message.Message):
     __slots__ = ("references", "born")
@@ -165,14 +217,16 @@ class Dead(_message.Message):
     def __init__(self, born: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Rollup(_message.Message):
-    __slots__ = ("seqno", "key", "size")
+    __slots__ = ("seqno", "key", "size", "verified")
     SEQNO_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
     seqno: int
     key: str
     size: int
-    def __init__(self, seqno: _Optional[int] = ..., key: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+    verified: bool
+    def __init__(self, seqno: _Optional[int] = ..., key: _Optional[str] = ..., size: _Optional[int] = ..., verified: _Optional[bool] = ...) -> None: ...
 
 class TableVersion(_message.Message):
     __slots__ = ("name", "valid_from", "valid_until", "created", "kind", "schema", "row_keys", "sort_keys", "properties", "keep", "aggregate")
@@ -233,7 +287,7 @@ class TokenWindow(_message.Message):
     def __init__(self, highest: _Optional[int] = ..., numbers: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("collection", "key", "meta", "session", "leaf", "reference", "part_use", "dead", "rollup", "table_version", "entry", "progress", "token_window")
+    __slots__ = ("collection", "key", "meta", "session", "leaf", "reference", "part_use", "dead", "rollup", "table_version", "entry", "progress", "token_window", "hold", "mark", "receipt")
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     META_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +301,9 @@ class Item(_message.Message):
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     collection: Collection
     key: Key
     meta: Meta
@@ -260,7 +317,10 @@ class Item(_message.Message):
     entry: Entry
     progress: Progress
     token_window: TokenWindow
-    def __init__(self, collection: _Optional[_Union[Collection, str]] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., meta: _Optional[_Union[Meta, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., leaf: _Optional[_Union[Leaf, _Mapping]] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., part_use: _Optional[_Union[PartUse, _Mapping]] = ..., dead: _Optional[_Union[Dead, _Mapping]] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., table_version: _Optional[_Union[TableVersion, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., token_window: _Optional[_Union[TokenWindow, _Mapping]] = ...) -> None: ...
+    hold: Hold
+    mark: Mark
+    receipt: Receipt
+    def __init__(self, collection: _Optional[_Union[Collection, str]] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., meta: _Optional[_Union[Meta, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., leaf: _Optional[_Union[Leaf, _Mapping]] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., part_use: _Optional[_Union[PartUse, _Mapping]] = ..., dead: _Optional[_Union[Dead, _Mapping]] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., table_version: _Optional[_Union[TableVersion, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., token_window: _Optional[_Union[TokenWindow, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("shard", "seqno", "session", "count", "predecessor", "command", "note", "rollup", "diffs")

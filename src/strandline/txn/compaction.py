@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strandline.env import Deadline
 from strandline.shard.merging import Workshop, run_job
-from strandline.state.commands import Compact, Output
+from strandline.state.commands import Compact, Output, Retain
 from strandline.state.model import TableVersion
 from strandline.state.plan import CompactionJob, plan_compaction, plan_descent, plan_small_merge
 from strandline.state.replay import State
@@ -59,12 +59,11 @@ def compact_table(
     before = machine.run(lambda s: s.parts.count(), state=state)
     _descend(store, version, deadline)
     state = machine.refresh(timeout=deadline.remaining())
-    forward = _forward_to(store, version, state)
+    _retain(store, version, state, deadline)
+    state = machine.refresh(timeout=deadline.remaining())
     chosen = strategy or property_of(version, "strategy")
     parts_max = int(property_of(version, "compaction_parts"))
-    jobs = machine.run(
-        lambda s: plan_compaction(s, chosen, forward_to=forward, parts_max=parts_max), state=state
-    )
+    jobs = machine.run(lambda s: plan_compaction(s, chosen, parts_max=parts_max), state=state)
     run = runner or _in_process(store, version, deadline)
     discarded = 0
     for done, (job, outputs) in enumerate(run(jobs), 1):
@@ -154,20 +153,24 @@ def _replace(
     deadline: Deadline,
 ) -> bool:
     keys = tuple(key for key, _ in job.inputs)
-    command = Compact(keys, outputs, since=max(job.forward_to, 0))
+    command = Compact(keys, outputs)
     applied: bool = store.data(version.table).submit(command, timeout=deadline.remaining())
     return applied
 
 
-def _forward_to(store: Store, version: TableVersion, data: State) -> int:
-    """F: the latest time that no reader may ask for any more, by the table's retention.
+def _retain(store: Store, version: TableVersion, data: State, deadline: Deadline) -> None:
+    """Gives up the history that the table's retention does not ask for, if nobody holds it.
 
-    Never below since, which was given up already, and always below the physical upper: nothing
-    is forwarded past commits that are not applied ◆. -1: nothing is given up yet.
+    In a record of its own, before a merge is planned: what a merge gives up is never later than
+    the since of a state that was there, so a hold that comes meanwhile finds all that it may ask
+    for. Since stays below the physical upper: nothing is forwarded past commits that are not
+    applied ◆.
     """
     retention = duration_micros(property_of(version, "retention"))
     latest = store.txns.latest(store.txns.machine.state)
     upper, since = data.meta.upper, data.meta.since
     if upper is None or since is None:
-        return -1
-    return max(min(latest - retention, upper - 1), since if since > 0 else -1)
+        return
+    wanted = min(latest - retention, upper - 1)
+    if wanted > since:
+        store.data(version.table).submit(Retain(wanted), timeout=deadline.remaining())

@@ -1,0 +1,76 @@
+"""The transitions of garbage: what was deleted is forgotten, what is redundant dies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strandline.errors import UsageError
+from strandline.state.author import Author, Changes
+from strandline.state.commands import Collect, KeepReceipts, RetireRollups
+from strandline.state.model import Dead, Diff
+from strandline.state.replay import State
+
+__all__ = ["collect", "keep_receipts", "retire_rollups"]
+
+
+def collect(state: State, command: Collect, _: Author) -> Changes:
+    """The transition of `Collect`."""
+    gone = [key for key in dict.fromkeys(command.dead) if state.dead.get(key) is not None]
+    diffs = [Diff("dead", key, None) for key in gone]
+    diffs += [
+        Diff("marks", (seqno,), None)
+        for seqno in dict.fromkeys(command.marks)
+        if state.marks.get((seqno,)) is not None
+    ]
+    if command.mark is not None:
+        seqno, mark = command.mark
+        if seqno > state.seqno:
+            raise UsageError(f"a mark of seqno {seqno}, which is not written yet")
+        diffs.append(Diff("marks", (seqno,), mark))
+    return diffs, len(gone)
+
+
+def retire_rollups(state: State, command: RetireRollups, _: Author) -> Changes:
+    """The transition of `RetireRollups`."""
+    rollups = {key[0]: rollup for key, rollup in state.rollups.range()}
+    # SUBTLE: a rollup that was named since the objects were gathered may share pages with one that
+    # is to go; they would be counted as garbage though it needs them.
+    if rollups.keys() != {*command.dropped, *command.kept}:
+        return [], False
+    verified = {s for s, r in rollups.items() if r.verified} | set(command.verified)
+    for dropped in command.dropped:
+        if sum(1 for kept in command.kept if kept > dropped and kept in verified) < 2:
+            raise UsageError(
+                f"rollup {dropped} has to stay: there are not two later ones that were read back"
+            )
+    diffs = [
+        Diff("rollups", (seqno,), replace(rollups[seqno], verified=True))
+        for seqno in command.verified
+        if seqno in command.kept and not rollups[seqno].verified
+    ]
+    diffs += [Diff("rollups", (seqno,), None) for seqno in command.dropped]
+    return diffs + _died(state, command.objects), True
+
+
+def keep_receipts(state: State, command: KeepReceipts, _: Author) -> Changes:
+    """The transition of `KeepReceipts`."""
+    added = [(seqno, r) for seqno, r in command.added if state.receipts.get((seqno,)) is None]
+    late = [
+        (seqno, r) for seqno, r in command.added if state.receipts.get((seqno,)) not in {None, r}
+    ]
+    diffs = [Diff("receipts", (seqno,), receipt) for seqno, receipt in added]
+    dead = [Dead(r.key, seqno, 0, r.size) for seqno, r in late]
+    for seqno in dict.fromkeys(command.dropped):
+        receipt = state.receipts.get((seqno,))
+        if receipt is not None:
+            diffs.append(Diff("receipts", (seqno,), None))
+            dead.append(Dead(receipt.key, seqno, 0, receipt.size))
+    return diffs + _died(state, tuple(dead)), len(added)
+
+
+def _died(state: State, objects: tuple[Dead, ...]) -> list[Diff]:
+    seqno = state.seqno + 1
+    return [
+        Diff("dead", (seqno, dead.key), Dead(dead.key, min(dead.born, seqno), seqno, dead.size))
+        for dead in objects
+    ]

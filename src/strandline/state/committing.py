@@ -1,0 +1,194 @@
+"""The transitions of a txns shard: commits, DDL, and taking back what is applied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strandline.errors import Fenced, TransactionConflict, UnknownTable, UsageError
+from strandline.ids import session_of
+from strandline.state.author import Author, Changes, check_session, is_open
+from strandline.state.commands import (
+    Commit,
+    CommitResult,
+    ForgetTables,
+    TableChange,
+    Tidy,
+    Write,
+)
+from strandline.state.model import Diff, Entry, Key, Progress, TableVersion
+from strandline.state.pages import TOP
+from strandline.state.replay import State
+from strandline.state.tokens import known_token, remember_token
+
+__all__ = ["commit", "current_table", "forget_tables", "tidy"]
+
+
+def current_table(state: State, table: str) -> TableVersion | None:
+    """The newest version of the table with that id if it was not dropped."""
+    found = state.tables.floor((table, TOP))
+    if found is None or found[0][0] != table or found[1].valid_until is not None:
+        return None
+    return found[1]
+
+
+def commit(state: State, command: Commit, author: Author) -> Changes:
+    """The transition of `Commit`."""
+    meta = state.meta
+    # Token first: what was committed stays committed, whatever has happened since.
+    if command.token is not None:
+        known = known_token(state, command.token)
+        if known is not None:
+            return [], CommitResult(known, repeated=True)
+    if meta.upper is None:
+        raise UsageError("the database is finished: its upper is the empty frontier")
+    check_session(state, author)
+    _check_sessions(state, command)
+    time = max(command.clock, meta.upper, command.at_least)
+    diffs: list[Diff] = []
+    changes = _one_per_table(command.changes)
+    for change in command.changes:
+        diffs += _change_table(state, change, time)
+    _check_names(state, command.changes)
+    for ordinal, write in enumerate(command.writes):
+        _check_write(state, write, changes.get(write.table))
+        if write.batch.rows:  # else it is a condition, and changes nothing
+            entry = Entry(write.table, time, ordinal, author.session, write.batch)
+            diffs.append(Diff("entries", (write.table, time, ordinal), entry))
+    diffs += _tidied(state, command.tidies)[0]
+    if command.token is not None:
+        diffs.append(remember_token(state, command.token, time))
+    diffs.append(Diff("meta", (), replace(meta, upper=time + 1)))
+    return diffs, CommitResult(time)
+
+
+def _check_sessions(state: State, command: Commit) -> None:
+    """Fenced if a session that wrote one of the parts has expired: they may be deleted any time."""
+    parts = (part for write in command.writes for part in write.batch.parts)
+    for name in {session_of(part.key) for part in parts}:
+        session = None if name is None else state.sessions.get((name,))
+        if session is not None and not is_open(session):
+            raise Fenced(f"session {name}, which wrote objects of this commit, was ended")
+
+
+def _check_write(state: State, write: Write, change: TableChange | None) -> None:
+    """`change` is what the same commit does to the table."""
+    if change is not None and change.expected_version is None:
+        return
+    table = current_table(state, write.table)
+    if table is None or (change is not None and change.dropped):
+        raise UnknownTable(f"the table {write.table} was dropped; nothing was written")
+    if write.unchanged_since is None:
+        return
+    since = write.unchanged_since
+    progress = state.tidied.get((write.table,))
+    if progress is not None and progress.tidied_through >= since:
+        raise _changed(table)
+    newest = state.entries.floor((write.table, TOP))
+    if newest is not None and newest[0][0] == write.table and newest[1].time >= since:
+        raise _changed(table)
+
+
+def _changed(table: TableVersion) -> TransactionConflict:
+    return TransactionConflict(
+        f"table {table.name!r} was changed by another commit while this one was computed; "
+        "nothing was written, try again"
+    )
+
+
+def _one_per_table(changes: tuple[TableChange, ...]) -> dict[str, TableChange]:
+    found: dict[str, TableChange] = {}
+    for change in changes:
+        if found.setdefault(change.after.table, change) is not change:
+            raise UsageError(
+                f"one commit changes the table {change.after.name!r} twice; make it one change"
+            )
+    return found
+
+
+def _change_table(state: State, change: TableChange, time: int) -> list[Diff]:
+    after = change.after
+    if change.expected_version is None:
+        if state.tables.get((after.table, 1)) is not None:
+            raise UsageError(f"the table id {after.table} exists already; a new table has a new id")
+        new = replace(after, version=1, valid_from=time, valid_until=None, created=time)
+        return [Diff("tables", (after.table, 1), new)]
+    now = current_table(state, after.table)
+    if now is None:
+        raise UnknownTable(f"the table {after.name!r} was dropped; nothing was changed")
+    if now.version != change.expected_version:
+        raise TransactionConflict(
+            f"table {now.name!r} was altered by another commit; nothing was changed, try again"
+        )
+    ended = Diff("tables", (now.table, now.version), replace(now, valid_until=time))
+    if change.dropped:
+        return [ended]
+    version = now.version + 1
+    new = replace(after, version=version, valid_from=time, valid_until=None, created=now.created)
+    return [ended, Diff("tables", (now.table, version), new)]
+
+
+def _check_names(state: State, changes: tuple[TableChange, ...]) -> None:
+    """No two tables may have names that differ only in case: SQL engines confuse them."""
+    if not changes:
+        return
+    names = {
+        version.table: version.name
+        for _, version in state.tables.range()
+        if version.valid_until is None
+    }
+    for change in changes:
+        if change.dropped:
+            names.pop(change.after.table, None)
+        else:
+            names[change.after.table] = change.after.name
+    taken: dict[str, str] = {}
+    for table, name in names.items():
+        other = taken.setdefault(name.casefold(), table)
+        if other != table:
+            raise UsageError(
+                f"there is a table {names[other]!r} already; names that differ only in case are "
+                "one name to SQL engines: choose another or drop that table first"
+            )
+
+
+def tidy(state: State, command: Tidy, _: Author) -> Changes:
+    """The transition of `Tidy`."""
+    return _tidied(state, command.entries)
+
+
+def _tidied(state: State, keys: tuple[Key, ...]) -> Changes:
+    diffs: list[Diff] = []
+    through: dict[str, int] = {}
+    for key in dict.fromkeys(keys):
+        if state.entries.get(key) is None:
+            continue
+        table, time, _ = key
+        diffs.append(Diff("entries", key, None))
+        through[table] = max(through.get(table, -1), time)
+    count = len(diffs)
+    for table, time in through.items():
+        before = state.tidied.get((table,))
+        if before is None or before.tidied_through < time:
+            diffs.append(Diff("tidied", (table,), Progress(time)))
+    return diffs, count
+
+
+def forget_tables(state: State, command: ForgetTables, _: Author) -> Changes:
+    """The transition of `ForgetTables`."""
+    diffs: list[Diff] = []
+    for key in dict.fromkeys(command.versions):
+        version = state.tables.get(key)
+        if version is None:
+            continue
+        if version.valid_until is None:
+            raise UsageError(f"version {version.version} of table {version.name!r} still holds")
+        diffs.append(Diff("tables", key, None))
+    gone = {diff.key for diff in diffs}
+    for table in {key[0] for key in gone}:
+        if any(key not in gone for key, _ in state.tables.prefix((table,))):
+            continue
+        if next(iter(state.entries.prefix((table,))), None) is not None:
+            raise UsageError(f"table {table} has commits that are not applied; apply them first")
+        if state.tidied.get((table,)) is not None:
+            diffs.append(Diff("tidied", (table,), None))
+    return diffs, len(gone)

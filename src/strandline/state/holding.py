@@ -1,0 +1,181 @@
+"""The transitions of holds and sessions: who still needs what, and who is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from strandline.errors import AsOfTooOld, Fenced, UsageError
+from strandline.state.author import Author, Changes, is_open
+from strandline.state.commands import (
+    CloseHold,
+    CloseSession,
+    Expire,
+    Heartbeat,
+    MoveHold,
+    OpenHold,
+    Retain,
+    TakeHold,
+)
+from strandline.state.model import Diff, Hold, Meta
+from strandline.state.replay import State
+
+__all__ = [
+    "RETENTION",
+    "close_hold",
+    "close_session",
+    "expire",
+    "heartbeat",
+    "move_hold",
+    "open_hold",
+    "retain",
+    "take_hold",
+]
+
+RETENTION = "retention"
+"""The hold that a table's retention moves."""
+
+
+def open_hold(state: State, command: OpenHold, author: Author) -> Changes:
+    """The transition of `OpenHold`."""
+    meta = state.meta
+    if meta.since is None:
+        raise UsageError("the shard is finished: its since is the empty frontier, nothing is left")
+    if state.holds.get((command.id,)) is not None:
+        raise UsageError(f"there is a hold {command.id!r} already; a new hold has a new id")
+    asked = command.hold
+    if command.exact and asked.since is not None and asked.since < meta.since:
+        raise AsOfTooOld(f"time {asked.since} is before the shard's since {meta.since}")
+    hold = replace(
+        asked,
+        since=meta.since if asked.since is None else max(asked.since, meta.since),
+        seqno=None if asked.seqno is None else state.seqno,
+        epoch=1,
+        session=author.session if command.leased else "",
+    )
+    return _changed(state, {command.id: hold}), hold
+
+
+def move_hold(state: State, command: MoveHold, _: Author) -> Changes:
+    """The transition of `MoveHold`."""
+    before = _held(state, command.id, command.epoch)
+    since, seqno = before.since, before.seqno
+    if since is not None:
+        since = None if command.since is None else max(since, command.since)
+    if seqno is not None and command.seqno is not None:
+        seqno = max(seqno, min(command.seqno, state.seqno))
+    hold = replace(before, since=since, seqno=seqno)
+    return ([] if hold == before else _changed(state, {command.id: hold})), hold
+
+
+def take_hold(state: State, command: TakeHold, author: Author) -> Changes:
+    """The transition of `TakeHold`."""
+    before = state.holds.get((command.id,))
+    if before is None:
+        raise UsageError(f"there is no hold {command.id!r}")
+    session = author.session if before.session else ""
+    hold = replace(before, epoch=before.epoch + 1, session=session)
+    return _changed(state, {command.id: hold}), hold
+
+
+def close_hold(state: State, command: CloseHold, _: Author) -> Changes:
+    """The transition of `CloseHold`."""
+    if state.holds.get((command.id,)) is None:
+        return [], True
+    _held(state, command.id, command.epoch)
+    return _changed(state, {command.id: None}), True
+
+
+def _held(state: State, hold_id: str, epoch: int) -> Hold:
+    hold = state.holds.get((hold_id,))
+    if hold is None:
+        raise Fenced(
+            f"the hold {hold_id!r} is gone: it was closed, or its session expired; open a new one"
+        )
+    if hold.epoch != epoch:
+        raise Fenced(f"the hold {hold_id!r} was taken over by another; open a new one")
+    return hold
+
+
+def retain(state: State, command: Retain, _: Author) -> Changes:
+    """The transition of `Retain`."""
+    meta = state.meta
+    if meta.since is None:
+        return [], None
+    most = command.since if meta.upper is None else min(command.since, meta.upper - 1)
+    before = state.holds.get((RETENTION,))
+    if before is not None and before.since is not None and most <= before.since:
+        return [], meta.since
+    if most < meta.since:
+        return [], meta.since
+    diffs = _changed(state, {RETENTION: Hold(most, kind=RETENTION)})
+    return diffs, _since_after(diffs, meta)
+
+
+def _since_after(diffs: Iterable[Diff], meta: Meta) -> int | None:
+    for diff in diffs:
+        if isinstance(diff.after, Meta):
+            return diff.after.since
+    return meta.since
+
+
+def _changed(
+    state: State, changes: Mapping[str, Hold | None], meta: Meta | None = None
+) -> list[Diff]:
+    """The diffs of holds that changed, and of since, which is the least that any of them has."""
+    before = meta or state.meta
+    held = {key[0]: hold for key, hold in state.holds.range()}
+    after = {**held, **changes}
+    left = [hold.since for hold in after.values() if hold is not None]
+    times = [since for since in left if since is not None]
+    since = before.since
+    if since is not None and times:
+        # Since never goes back; and what is at the upper is not known yet.
+        most = (
+            min(times) if before.upper is None else min(*times, max(before.upper - 1, 0), 1 << 62)
+        )
+        since = max(since, most)
+    elif since is not None and left and before.upper is None:
+        since = None
+    diffs = [Diff("holds", (hold_id,), hold) for hold_id, hold in changes.items()]
+    if meta is not None or since != before.since:
+        diffs.append(Diff("meta", (), replace(before, since=since)))
+    return diffs
+
+
+# --- sessions
+
+
+def heartbeat(_: State, __: Heartbeat, ___: Author) -> Changes:
+    """The transition of `Heartbeat`."""
+    return [], True
+
+
+def close_session(state: State, _: CloseSession, author: Author) -> Changes:
+    """The transition of `CloseSession`."""
+    if not is_open(state.sessions.get((author.session,))):
+        return [], True  # one that expired is swept
+    return [Diff("sessions", (author.session,), None), *_ended(state, author.session)], True
+
+
+def expire(state: State, command: Expire, author: Author) -> Changes:
+    """The transition of `Expire`."""
+    session = state.sessions.get((command.session,))
+    if session is None or not is_open(session) or session.count != command.count:
+        return [], False
+    if command.session == author.session:
+        raise UsageError("a session cannot expire itself; close it")
+    ended = replace(session, expired=state.seqno + 1)
+    return [Diff("sessions", (command.session,), ended), *_ended(state, command.session)], True
+
+
+def _ended(state: State, session: str) -> list[Diff]:
+    """What a session takes with it: its leased holds, and its claim."""
+    holds: dict[str, Hold | None] = {
+        key[0]: None for key, hold in state.holds.range() if hold.session == session
+    }
+    meta = state.meta
+    claims = meta.claim == session
+    if not holds and not claims:
+        return []
+    return _changed(state, holds, replace(meta, claim="") if claims else None)
