@@ -14,6 +14,7 @@ from strandline.location.memory import MemoryBlob, MemoryStore
 from strandline.location.retry import RetryingBlob
 from strandline.testing.blob_contract import BlobContract
 from strandline.testing.faults import FAIL_AFTER, Call, Fault, Faults, FaultyBlob
+from strandline.testing.killing import Killer, KillingBlob
 
 
 def open_files(root: Path) -> Blob:
@@ -62,6 +63,12 @@ class TestFaultyBlobWithoutFaults(BlobContract):
     def _place(self, tmp_path: Path) -> None:
         faults = Faults()
         self.opener = lambda: FaultyBlob(FileBlob(tmp_path, RealEnv()), faults)
+
+
+class TestKillingBlobThatIsNotArmed(BlobContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.opener = lambda: KillingBlob(FileBlob(tmp_path, RealEnv()), Killer())
 
 
 class NoWaiting(RealEnv):

@@ -14,6 +14,7 @@ from strandline.location.retry import RetryingConsensus
 from strandline.location.sqlite import SqliteConsensus
 from strandline.testing.consensus_contract import ConsensusContract
 from strandline.testing.faults import Faults, FaultyConsensus
+from strandline.testing.killing import Killer, KillingConsensus
 
 
 class TestMemoryConsensus(ConsensusContract):
@@ -55,3 +56,10 @@ class TestFaultyConsensusWithoutFaults(ConsensusContract):
         faults = Faults()
         path = tmp_path / "log.sqlite"
         self.opener = lambda: FaultyConsensus(SqliteConsensus(path, RealEnv()), faults)
+
+
+class TestKillingConsensusThatIsNotArmed(ConsensusContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        path = tmp_path / "log.sqlite"
+        self.opener = lambda: KillingConsensus(SqliteConsensus(path, RealEnv()), Killer())

@@ -1,0 +1,110 @@
+"""The adapter that kills: what is stored when a process died before a call, and after it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from strandline.env import RealEnv
+from strandline.location import BlobMissing, Location
+from strandline.location.files import FileBlob
+from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.location.sqlite import SqliteConsensus
+from strandline.testing.killing import Kill, Killer, Kind, killing
+
+HERE = Path(__file__)
+
+
+def files(root: Path) -> Location:
+    env = RealEnv()
+    log = root / "log.sqlite"
+    return Location(FileBlob(root, env), SqliteConsensus(log, env), str(root), f"sqlite:{log}")
+
+
+def every_call(location: Location) -> None:
+    """One call of each kind."""
+    blob, consensus = location.blob, location.consensus
+    blob.put("a/put", b"put", timeout=9)
+    with blob.upload("a/uploaded", timeout=9) as sink:
+        sink.write(b"uploaded")
+    blob.get("a/put", timeout=9)
+    blob.get_range("a/put", 1, 1, timeout=9)
+    blob.open("a/put", timeout=9).close()
+    list(blob.list("a/", timeout=9))
+    blob.delete("a/put", timeout=9)
+    consensus.compare_and_set("old", 2, b"3", timeout=9)
+    consensus.head("old", timeout=9)
+    consensus.scan("old", 1, 9, timeout=9)
+    consensus.keys(timeout=9)
+    consensus.truncate("old", 2, timeout=9)
+
+
+def prepare(location: Location) -> None:
+    for seqno in range(2):
+        assert location.consensus.compare_and_set("old", seqno, b"%d" % seqno, timeout=9)
+
+
+def stored(location: Location) -> set[str]:
+    """What of it happened."""
+    found = {info.key for info in location.blob.list("a/", timeout=9)}
+    return found | {f"record {r.seqno}" for r in location.consensus.scan("old", 1, 9, timeout=9)}
+
+
+BEFORE_ALL = {"record 1", "record 2"}
+UPLOADED = {*BEFORE_ALL, "a/put", "a/uploaded"}
+DELETED = {*BEFORE_ALL, "a/uploaded"}
+WRITTEN = {*DELETED, "record 3"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("put", BEFORE_ALL, {*BEFORE_ALL, "a/put"}),
+        ("upload begin", {*BEFORE_ALL, "a/put"}, {*BEFORE_ALL, "a/put"}),
+        ("upload write", {*BEFORE_ALL, "a/put"}, {*BEFORE_ALL, "a/put"}),
+        ("upload commit", {*BEFORE_ALL, "a/put"}, UPLOADED),
+        ("list", UPLOADED, UPLOADED),
+        ("delete", UPLOADED, DELETED),
+        ("compare_and_set", DELETED, WRITTEN),
+        ("keys", WRITTEN, WRITTEN),
+        ("truncate", WRITTEN, {"a/uploaded", "record 2", "record 3"}),
+    ],
+)
+def test_what_is_stored_tells_that_a_process_died_before_a_call_or_after_it(
+    tmp_path: Path, kind: Kind, before: set[str], after: set[str]
+) -> None:
+    for when, expected in (("before", before), ("after", after)):
+        root = tmp_path / when
+        prepare(files(root))
+        command = [sys.executable, str(HERE), str(root), kind, when]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert stored(files(root)) == expected
+
+
+def test_every_kind_of_call_is_counted_and_calls_that_fail_are_too() -> None:
+    store, killer = MemoryStore(), Killer()
+    location = Location(MemoryBlob(store, RealEnv()), MemoryConsensus(store), "", "")
+    prepare(location)
+    passing = killing(location, killer)
+    every_call(passing)
+    assert killer.calls == dict.fromkeys(get_args(Kind), 1)
+    with pytest.raises(BlobMissing):
+        passing.blob.get("a/put", timeout=9)
+    assert killer.calls["get"] == 2
+    killer.arm(None)
+    assert killer.calls == {}
+
+
+def main(root: str, kind: Kind, when: str) -> None:
+    killer = Killer()
+    killer.arm(Kill(kind, 1, after=when == "after"))
+    every_call(killing(files(Path(root)), killer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]
