@@ -213,7 +213,7 @@ class Reading:
         try:
             return self._read(piece)
         except BlobMissing as error:
-            self._check_missing(error)
+            self.check_missing(error)
             if piece.load is not None:
                 raise LocationError(
                     f"table {self.view.version.name!r} was compacted while it was being read; "
@@ -292,7 +292,7 @@ class Reading:
                     steps += [(separators[group], rows) for group in opened.groups_in(inside)]
         return steps
 
-    def _check_missing(self, missing: BlobMissing) -> None:
+    def check_missing(self, missing: BlobMissing) -> None:
         """Corruption if the table as it is stored now needs the object that was not found.
 
         Else a compaction has put others in its place since the plan was made.

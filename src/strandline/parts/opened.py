@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from strandline.env import Env
 from strandline.errors import LocationError, StrandlineError
 from strandline.parts.evolve import Mapping
 from strandline.parts.footer import MAGIC, Footer
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 A = TypeVar("A")
+
+_TICK_MICROS = 20_000
 
 _COPY_BELOW = 8
 """Rows that are less than this share of what was decoded are copied out of it: a found row shall
@@ -74,20 +77,25 @@ class FileState(NamedTuple):
     written_ns: int
     changed_ns: int
 
-    @property
-    def changed_micros(self) -> int:
-        """When it was written to last, or its times were."""
-        return self.changed_ns // 1_000
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """The state that a file was found in."""
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return cls(status.st_dev, status.st_ino, status.st_size, *times)
+
+    def is_settled(self, env: Env) -> bool:
+        """Whether the next write will change it.
+
+        Two writes within one tick of the kernel's clock leave a file with the same times.
+        """
+        return env.now_micros() - self.changed_ns // 1_000 >= _TICK_MICROS
 
 
 def state_of_file(file: pa.NativeFile) -> FileState | None:
     """The state of an open local file; None for any other source, of which it cannot be told."""
     if not isinstance(file, pa.OSFile):
         return None
-    found = os.fstat(file.fileno())
-    return FileState(
-        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    )
+    return FileState.of(os.fstat(file.fileno()))
 
 
 class Run(NamedTuple):
@@ -214,6 +222,12 @@ class OpenPart:
         bounds = self.chunks.bounds
         return bounds[(groups[-1] + 1) * width] - bounds[groups[0] * width]
 
+    def window(self, file: pa.NativeFile, arena: Arena, groups: range) -> Window:
+        """Neighbouring row groups of an open file of the part, of which nothing is read yet."""
+        width = self.metadata.num_columns
+        first, last = groups[0] * width, (groups[-1] + 1) * width
+        return Window(self.part, file, self.chunks, arena, first, last)
+
     def headers_verified(
         self, state: FileState | None, groups: range, leaves: Sequence[int]
     ) -> bool:
@@ -223,10 +237,8 @@ class OpenPart:
         seen = None if state is None else self._seen.get(state)
         return seen is not None and bool(seen[np.ix_(groups, leaves)].all())
 
-    def note_verified(self, state: FileState | None, groups: range, leaves: Sequence[int]) -> None:
+    def note_verified(self, state: FileState, groups: range, leaves: Sequence[int]) -> None:
         """Remembers that these chunks were verified whole, out of the file in this state."""
-        if state is None:
-            return
         if state not in self._seen:
             width = self.metadata.num_columns
             self._seen = {state: np.zeros((self.metadata.num_row_groups, width), bool)}
@@ -348,9 +360,7 @@ class Decoder:
         self._opened = opened
         self._source = source
         self._groups = groups
-        width = opened.metadata.num_columns
-        first, last = groups[0] * width, (groups[-1] + 1) * width
-        self._window = Window(opened.part, source, opened.chunks, arena, first, last)
+        self._window = opened.window(source, arena, groups)
         # What is in a `ParquetFile`, without the names of columns that it prepares each time.
         self._reader = pq.ParquetReader()
         self._reader.open(self._window.file, metadata=opened.metadata, pre_buffer=False)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.parts.opened import Decoder, FileState, OpenPart, Plan, Run, guarded, state_of_file
+from strandline.parts.opened import Decoder, OpenPart, Plan, Run, guarded, state_of_file
 from strandline.parts.schema import TableSchema
 from strandline.parts.verified import Arena
 from strandline.settings import Settings
@@ -32,8 +32,6 @@ _ARENAS_MAX = 16
 _ARENA_BYTES_MIN = 1 << 20
 _ARENA_BYTES_MAX = 16 << 20
 """Memory that stored bytes are read into is kept between reads, as long as it is not larger."""
-
-_TICK_MICROS = 20_000
 
 _STREAM_ROWS = 131_072
 _AHEAD = 6
@@ -141,6 +139,27 @@ class PartReader:
 
         return [chunk(piece) for piece in opened.pieces(plan, opened.groups_of_rows(rows))]
 
+    def verify(self, part: Part, *, timeout: float) -> None:
+        """Reads the whole part, and returns if every byte of it is what was written.
+
+        For the sake of readers that know page checksums only. Raises what `read` raises.
+        """
+        deadline = Deadline(self._env, timeout)
+        file = self._file(part, timeout)
+
+        def verify() -> None:
+            opened = OpenPart(part, file)  # anew: what was true of a footer once may be so no more
+            groups = range(opened.metadata.num_row_groups)
+            step = opened.groups_of_rows(_STREAM_ROWS)
+            for start in range(0, len(groups), step):
+                deadline.check(f"verifying the part {part.key}", may_have_happened=False)
+                piece = groups[start : start + step]
+                with self._memory(opened.bytes_of(piece)) as arena:
+                    opened.window(file, arena, piece).verify()
+
+        with file:
+            guarded(part, verify)
+
     def quantiles(self, part: Part, *, timeout: float | None = None) -> list[tuple[bytes, int]]:
         """At most 256 evenly spaced encoded full keys of the part, with the rows that they are."""
         opened = self.opened(part, timeout=timeout or self._settings.timeout_seconds)
@@ -213,19 +232,25 @@ class PartReader:
         return Arena(max(size, _ARENA_BYTES_MIN))
 
     @contextmanager
+    def _memory(self, size: int) -> Iterator[Arena]:
+        """Memory of at least that size; it is kept for the next unless the block failed."""
+        arena = self._arena(size)
+        yield arena
+        with self._lock:
+            if arena.size <= _ARENA_BYTES_MAX and len(self._arenas) < _ARENAS_MAX:
+                self._arenas.append(arena)
+
+    @contextmanager
     def _decoder(self, opened: OpenPart, groups: range, deadline: Deadline) -> Iterator[Decoder]:
         """A decoder for these row groups; what it used is kept for the next unless it failed."""
         file = self._take(opened, deadline.remaining())
         try:
-            arena = self._arena(opened.bytes_of(groups))
-            yield Decoder(opened, file, arena, groups)
+            with self._memory(opened.bytes_of(groups)) as arena:
+                yield Decoder(opened, file, arena, groups)
         except BaseException:
             file.close()
             raise
         self._put_back(opened, file)
-        with self._lock:
-            if arena.size <= _ARENA_BYTES_MAX and len(self._arenas) < _ARENAS_MAX:
-                self._arenas.append(arena)
 
     def _pages(
         self, opened: OpenPart, groups: range, leaves: Sequence[int], deadline: Deadline
@@ -254,15 +279,6 @@ class PartReader:
         self._put_back(opened, file)
         return table
 
-    def _settled(self, state: FileState | None) -> FileState | None:
-        """The state, if the next write will change it.
-
-        Two writes within one tick of the kernel's clock leave a file with the same times.
-        """
-        if state is None or self._env.now_micros() - state.changed_micros < _TICK_MICROS:
-            return None
-        return state
-
     def _decode(
         self, opened: OpenPart, piece: Run, plan: Plan, deadline: Deadline, *, threads: bool
     ) -> pa.Table:
@@ -278,9 +294,10 @@ class PartReader:
                     return plan.clipped(found, piece)
             with self._decoder(opened, piece.groups, deadline) as decoder:
                 if whole:
-                    state = self._settled(decoder.state_of_file())
+                    state = decoder.state_of_file()
                     table = decoder.rows(plan.leaves, threads=threads)
-                    opened.note_verified(state, piece.groups, plan.leaves)
+                    if state is not None and state.is_settled(self._env):
+                        opened.note_verified(state, piece.groups, plan.leaves)
                     return plan.clipped(table, piece)
                 return plan.looked_up(decoder, piece, threads=threads)
 

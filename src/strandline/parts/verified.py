@@ -129,9 +129,14 @@ class Window:
         self._descriptor: int | None = source.fileno() if isinstance(source, pa.OSFile) else None
         self._chunks = chunks
         self._view = arena.view
+        self._first, self._last = first, last
         self._start = chunks.bounds[first]
         self.file = arena.as_file(self._start, chunks.bounds[last])
         """The part; of its bytes only those of chunks that were loaded may be read."""
+
+    def verify(self) -> None:
+        """Reads and verifies all of it."""
+        self._load(self._first, self._last)
 
     def load(self, wanted: Sequence[int]) -> None:
         """Reads and verifies the chunks `wanted`, ascending."""

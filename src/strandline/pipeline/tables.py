@@ -17,11 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.database import Database
 from strandline.env import Deadline
+from strandline.errors import LocationError
 from strandline.handle import Handle
+from strandline.location import BlobMissing
 from strandline.parts.schema import DIFF
 from strandline.pipeline.frames import arrow_for_spark, quoted, spark_schema
-from strandline.pipeline.site import Site, handle_of
+from strandline.pipeline.site import PATIENCE_SECONDS, Site, handle_of
 from strandline.pipeline.source import StrandlineSource, reading_of, split_intervals
+from strandline.pipeline.verifying import verify_parts
 from strandline.reading import Reading, Want, parts_of
 from strandline.state.model import Interval, Part, TableVersion
 from strandline.state.plan import ReadTask, united
@@ -43,17 +46,18 @@ def table(
 ) -> DataFrame:
     """A table as a DataFrame, as of one moment, which is fixed now (None: the latest time).
 
-    Parts that hold live rows only are left to Spark's Parquet reader, with its pruning; the driver
-    has verified their footers, and Spark verifies their pages. Errors: `UnknownTable`,
-    `AsOfTooOld`, `AsOfInFuture`, `Corruption` (a footer is damaged).
+    Parts that hold live rows only are left to Spark's Parquet reader, with its pruning, once this
+    process had them verified whole: the first time a part is met, and again if its file was
+    written to. `timeout` (seconds) is for planning, and for verifying if it is given. Errors:
+    `UnknownTable`, `AsOfTooOld`, `AsOfInFuture`, `Corruption` (something stored is damaged).
     """
     handle = handle_of(db)
-    deadline = handle.deadline(timeout)
+    deadline, patience = _deadlines(handle, timeout)
     moment = db._as_of if as_of is None else parse_as_of(as_of)  # noqa: SLF001  the shells' door
     txns = handle.store.txns
     state = txns.refresh(timeout=deadline.remaining())
     version = txns.table(state, name, moment)
-    return _frame(spark, handle, version, moment, deadline)
+    return _frame(spark, handle, version, moment, deadline, patience)
 
 
 def views(
@@ -61,13 +65,19 @@ def views(
 ) -> list[str]:
     """A temporary view for every table, all as of one moment; their names."""
     handle = handle_of(db)
-    deadline = handle.deadline(timeout)
+    deadline, patience = _deadlines(handle, timeout)
     moment = db._as_of if as_of is None else parse_as_of(as_of)  # noqa: SLF001  the shells' door
     found = views_of(handle.store, None, moment, timeout=deadline.remaining())
     for view in found:
-        frame = _frame(spark, handle, view.version, view.as_of, deadline)
+        frame = _frame(spark, handle, view.version, view.as_of, deadline, patience)
         frame.createOrReplaceTempView(quoted(view.version.name))
     return [view.version.name for view in found]
+
+
+def _deadlines(handle: Handle, timeout: float | None) -> tuple[Deadline, Deadline]:
+    """By when to have planned, and by when to have verified, which takes as long as data are."""
+    patience = handle.deadline(PATIENCE_SECONDS if timeout is None else timeout)
+    return handle.deadline(timeout), patience
 
 
 def _frame(
@@ -76,16 +86,23 @@ def _frame(
     version: TableVersion,
     as_of: int | None,
     deadline: Deadline,
+    patience: Deadline,
 ) -> DataFrame:
-    Site.of(handle, version)  # refuses what executors do not reach
+    site = Site.of(handle, version)  # refuses what executors do not reach
     reading = reading_of(handle, version, Want(ordered=False), as_of, deadline)
     schema = spark_schema(reading.schema.arrow)
     split = _Split(handle, reading)
     frames = []
     paths = [split.path(part) for part in split.native]
     if paths:
-        for part in split.native:
-            handle.store.reader.opened(part, timeout=deadline.remaining())
+        try:
+            verify_parts(spark, handle, site, split.native, patience)
+        except BlobMissing as error:
+            reading.check_missing(error)
+            raise LocationError(
+                f"table {version.name!r} was compacted while it was being verified; read it again",
+                may_have_happened=False,
+            ) from error
         reader = spark.read.schema(schema)
         # Without it Spark takes damaged pages for good ones.
         reader = reader.option("parquet.page.verify-checksum.enabled", "true")
