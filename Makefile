@@ -21,6 +21,8 @@ BENCH_ARGS ?=
 # How many histories `make sim` plays, and the first one's seed.
 SEEDS ?= 2000
 SEED ?= 1
+# How many processes `make kills` kills; SEED decides where.
+KILLS ?= 300
 
 # Tests marked spark share one session, so one worker runs all of them.
 PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
@@ -70,6 +72,10 @@ test-slow: $(STAMP) ## the tests that are too long for `make test`
 .PHONY: sim
 sim: $(STAMP) ## play many seeded histories in the simulator (SEEDS=2000 SEED=1)
 	@$(PYTHON) -m strandline.testing.simulator --seeds $(SEEDS) --first $(SEED)
+
+.PHONY: kills
+kills: $(STAMP) ## kill processes before and after storage calls (KILLS=300 SEED=1)
+	@$(PYTHON) -m tests.crash.kills --kills $(KILLS) --seed $(SEED)
 
 .PHONY: bench
 bench: $(STAMP) ## run the benchmarks and print their ratios (BENCH_ARGS=...)
