@@ -21,6 +21,7 @@ from strandline.state.commands import (
     CommitResult,
     Compact,
     Output,
+    Retain,
     Split,
     TableChange,
     Tidy,
@@ -449,14 +450,14 @@ def output(name: str, time: int = 2, **more: object) -> Output:
     return replace(Output(1, b"", part(name, b"a", b"m"), time), **more)  # type: ignore[arg-type]
 
 
-def test_a_compaction_replaces_its_inputs_and_forwards_since() -> None:
+def test_a_compaction_replaces_its_inputs() -> None:
     shard = with_parts("p1", "p2", "p3")
     inputs = [shard.key_of(1), shard.key_of(2)]
-    assert shard.do(replaces(inputs, output("p4"), since=2)) is True
+    assert shard.do(replaces(inputs, output("p4"))) is True
     assert [(ref.id, ref.part.key) for ref in shard.references()] == [(3, "p3"), (4, "p4")]
     assert shard.dead() == ["p1", "p2"]
     assert shard.state.dead.get((2, "p1")) == Dead("p1", born=1, dead=2, size=100)
-    assert shard.state.meta == Meta(upper=4, since=2, references=4)
+    assert shard.state.meta == Meta(upper=4, since=0, references=4, origin="txns")
 
 
 def test_a_compaction_whose_input_is_gone_is_discarded_whole() -> None:
@@ -464,10 +465,9 @@ def test_a_compaction_whose_input_is_gone_is_discarded_whole() -> None:
     inputs = [shard.key_of(1), shard.key_of(2)]
     shard.do(replaces(inputs, output("p4")))
     data = where(shard.references())
-    assert shard.do(replaces([shard.key_of(3), inputs[1]], output("p5"), since=3)) is False
+    assert shard.do(replaces([shard.key_of(3), inputs[1]], output("p5"))) is False
     assert where(shard.references()) == data
     assert shard.dead() == ["p1", "p2", "p5"]
-    assert shard.state.meta.since == 0
 
 
 def test_a_compaction_into_a_leaf_that_was_split_is_discarded() -> None:
@@ -528,10 +528,9 @@ def test_a_part_of_two_references_dies_with_the_second() -> None:
 
 def test_since_is_below_upper_and_never_goes_back() -> None:
     shard = with_parts("p1", "p2")
-    with pytest.raises(UsageError, match="beyond the upper 3"):
-        shard.do(replaces([shard.key_of(1)], output("p3"), since=3))
-    shard.do(replaces([shard.key_of(1)], output("p3"), since=2))
-    shard.do(replaces([shard.key_of(2)], output("p4"), since=1))
+    assert shard.do(Retain(1)) == 1
+    assert shard.do(Retain(99)) == 2
+    assert shard.do(Retain(1)) == 2
     assert shard.state.meta.since == 2
 
 

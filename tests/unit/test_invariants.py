@@ -14,11 +14,14 @@ from strandline.state.model import (
     Dead,
     Diff,
     Entry,
+    Hold,
     Interval,
     Leaf,
     Meta,
     PartUse,
+    Receipt,
     Reference,
+    Session,
 )
 from strandline.state.replay import State, initial, replay
 from tests.support.states import Shard, batch, creates, part, table, write
@@ -47,6 +50,7 @@ def names(state: State) -> list[str]:
 
 ORDERS = replace(table("t1", "orders"), version=1)
 P1 = part("p1", b"a", b"c")
+ENDED = replace(P1, has_end=True)
 LEFT = Interval(b"", b"m")
 RIGHT = Interval(b"m", None)
 
@@ -116,6 +120,49 @@ DAMAGES: list[tuple[str, tuple[Diff, ...]]] = [
         (
             Diff("tables", ("t1", 1), replace(ORDERS, valid_until=4)),
             Diff("tables", ("t1", 2), replace(ORDERS, version=2, valid_from=5)),
+        ),
+    ),
+    (
+        "frontiers-are-ordered",
+        (Diff("meta", (), Meta(upper=13, since=None, leaves=3, references=3)),),
+    ),
+    (
+        "holds-are-honoured",
+        (
+            Diff("meta", (), Meta(upper=13, since=5, leaves=3, references=3)),
+            Diff("holds", ("h1",), Hold(4)),
+        ),
+    ),
+    ("holds-are-honoured", (Diff("holds", ("h1",), Hold(4, seqno=99)),)),
+    ("holds-are-honoured", (Diff("holds", ("h1",), Hold(4, session="w9")),)),
+    (
+        "holds-are-honoured",
+        (
+            Diff("sessions", ("w9",), Session(1, 2, expired=3)),
+            Diff("holds", ("h1",), Hold(4, session="w9")),
+        ),
+    ),
+    ("expired-sessions-are-of-the-past", (Diff("sessions", ("w9",), Session(1, 2, expired=1)),)),
+    ("expired-sessions-are-of-the-past", (Diff("sessions", ("w9",), Session(1, 2, expired=99)),)),
+    (
+        "history-is-over-when-reads-leave-it-out",
+        (Diff("references", (1, b"", 1), Reference(1, 2, LEFT, P1, 1, reads_before=4)),),
+    ),
+    (
+        "history-is-over-when-reads-leave-it-out",
+        (Diff("references", (1, b"", 1), Reference(1, 2, LEFT, ENDED, 1)),),
+    ),
+    (
+        "history-is-over-when-reads-leave-it-out",
+        (Diff("references", (1, b"", 1), Reference(1, 2, LEFT, ENDED, 4, reads_before=4)),),
+    ),
+    ("receipts-follow-one-another", (Diff("receipts", (3,), Receipt(2, "c1", 1)),)),
+    ("receipts-follow-one-another", (Diff("receipts", (3,), Receipt(99, "c1", 1)),)),
+    (
+        "receipts-follow-one-another",
+        (
+            Diff("receipts", (1,), Receipt(2, "c1", 1)),
+            Diff("receipts", (2,), Receipt(3, "c2", 1)),
         ),
     ),
 ]

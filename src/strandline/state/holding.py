@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from strandline.errors import AsOfTooOld, Fenced, UsageError
@@ -29,6 +29,7 @@ __all__ = [
     "move_hold",
     "open_hold",
     "retain",
+    "since_of",
     "take_hold",
 ]
 
@@ -119,6 +120,20 @@ def _since_after(diffs: Iterable[Diff], meta: Meta) -> int | None:
     return meta.since
 
 
+def since_of(meta: Meta, holds: Sequence[Hold]) -> int | None:
+    """The shard's since under these holds: the least of theirs. It never goes back.
+
+    While the shard has an upper, since stays below it, because what is at the upper is not known;
+    after that it becomes empty as soon as all of the holds are at the empty frontier.
+    """
+    if meta.since is None or not holds:
+        return meta.since
+    times = [hold.since for hold in holds if hold.since is not None]
+    if meta.upper is not None:
+        times.append(max(meta.upper - 1, 0))
+    return max(meta.since, min(times)) if times else None
+
+
 def _changed(
     state: State, changes: Mapping[str, Hold | None], meta: Meta | None = None
 ) -> list[Diff]:
@@ -126,17 +141,7 @@ def _changed(
     before = meta or state.meta
     held = {key[0]: hold for key, hold in state.holds.range()}
     after = {**held, **changes}
-    left = [hold.since for hold in after.values() if hold is not None]
-    times = [since for since in left if since is not None]
-    since = before.since
-    if since is not None and times:
-        # Since never goes back; and what is at the upper is not known yet.
-        most = (
-            min(times) if before.upper is None else min(*times, max(before.upper - 1, 0), 1 << 62)
-        )
-        since = max(since, most)
-    elif since is not None and left and before.upper is None:
-        since = None
+    since = since_of(before, [hold for hold in after.values() if hold is not None])
     diffs = [Diff("holds", (hold_id,), hold) for hold_id, hold in changes.items()]
     if meta is not None or since != before.since:
         diffs.append(Diff("meta", (), replace(before, since=since)))

@@ -74,6 +74,45 @@ def frontiers_are_ordered(state: State) -> Iterator[str]:
     meta = state.meta
     if meta.upper is not None and meta.since is not None and meta.since > max(meta.upper - 1, 0):
         yield f"since {meta.since} is beyond upper {meta.upper}"
+    if meta.upper is not None and meta.since is None:
+        yield f"since is empty, upper is {meta.upper}"
+
+
+def holds_are_honoured(state: State) -> Iterator[str]:
+    meta = state.meta
+    for (hold_id,), hold in state.holds.range():
+        if hold.since is not None and (meta.since is None or hold.since < meta.since):
+            yield f"hold {hold_id} is at since {hold.since}, the shard at {meta.since}"
+        if hold.seqno is not None and hold.seqno > state.seqno:
+            yield f"hold {hold_id} is at seqno {hold.seqno}, the state at {state.seqno}"
+        session = state.sessions.get((hold.session,)) if hold.session else None
+        if hold.session and (session is None or session.expired is not None):
+            yield f"hold {hold_id} belongs to session {hold.session}, which is not open"
+
+
+def expired_sessions_are_of_the_past(state: State) -> Iterator[str]:
+    for (session_id,), session in state.sessions.range():
+        if session.expired is not None and not session.opened <= session.expired <= state.seqno:
+            yield f"session {session_id} of {session.opened} ended at {session.expired}"
+
+
+def history_is_over_when_reads_leave_it_out(state: State) -> Iterator[str]:
+    for _, reference in state.references.range():
+        until = reference.reads_before
+        if reference.part.has_end != (until is not None):
+            yield f"reference {reference.id} of {reference.part.key}: reads before {until}"
+        elif until is not None and reference.time_max >= until:
+            yield f"reference {reference.id} has rows born at {reference.time_max}, after {until}"
+
+
+def receipts_follow_one_another(state: State) -> Iterator[str]:
+    receipts = [(key[0], receipt) for key, receipt in state.receipts.range()]
+    for first, receipt in receipts:
+        if not first <= receipt.last <= state.seqno:
+            yield f"a receipt goes from {first} to {receipt.last}, the state is {state.seqno}"
+    for (_, left), (first, _) in pairwise(receipts):
+        if left.last >= first:
+            yield f"two receipts have record {first}"
 
 
 def references_are_below_upper(state: State) -> Iterator[str]:
@@ -120,6 +159,10 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
         parts_are_counted,
         dead_objects_are_not_referenced,
         frontiers_are_ordered,
+        holds_are_honoured,
+        expired_sessions_are_of_the_past,
+        history_is_over_when_reads_leave_it_out,
+        receipts_follow_one_another,
         references_are_below_upper,
         entries_are_committed_times,
         names_are_unique_at_every_time,

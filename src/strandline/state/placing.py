@@ -22,7 +22,7 @@ from strandline.state.commands import (
     Output,
     Split,
 )
-from strandline.state.holding import RETENTION
+from strandline.state.holding import RETENTION, since_of
 from strandline.state.model import (
     EVERYTHING,
     L0,
@@ -185,7 +185,9 @@ def _appended(state: State, command: Append, meta: Meta, upper: int) -> list[Dif
     kept = [(time, part) for time, part in newer if time >= upper]
     change = _References(state)
     _place(state, change, kept, rows_from=upper)
-    diffs = change.diffs(replace(meta, upper=command.new_upper, origin="direct"))
+    meta = replace(meta, upper=command.new_upper, origin="direct")
+    meta = replace(meta, since=since_of(meta, [hold for _, hold in state.holds.range()]))
+    diffs = change.diffs(meta)
     if command.token is not None:
         result = _EMPTY if command.new_upper is None else command.new_upper
         diffs.append(remember_token(state, command.token, result))
