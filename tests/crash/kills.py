@@ -88,22 +88,21 @@ def work(path: Path, heard: Acknowledged, last: int, placed: Placed | None = Non
     return killed
 
 
-def check(path: Path, heard: Acknowledged, story: Sequence[Placed]) -> None:
+def check(path: Path, heard: Acknowledged) -> None:
     """What was acknowledged is there, the step after it as a whole or not at all, all once.
 
     The moments of earlier commits are looked at in the end.
     """
-    told = f"killed {', '.join(map(str, story)) or 'never'}"
     if not (path / "log.sqlite").exists() or not (path / "strandline.json").exists():
-        assert heard.steps == 0, told
+        assert heard.steps == 0
         return
     with sl.connect(path, mode="r") as db:
-        assert _broken(db) == [], told
+        assert _broken(db) == []
         found = {name: found_in(db[name]) for name in ("events", "items") if name in db}
         possible = [MODELS[heard.steps], MODELS[min(heard.steps + 1, END + 1)]]
-        assert any(_is(found, model) for model in possible), told + _differences(found, possible)
+        assert any(_is(found, model) for model in possible), _differences(found, possible)
         moments = [*heard.commits.items()]
-        _check_history(db, moments if heard.steps > END else moments[-1:], told)
+        _check_history(db, moments if heard.steps > END else moments[-1:])
 
 
 def _is(found: dict[str, Counter[Any]], model: Model) -> bool:
@@ -116,14 +115,14 @@ def _differences(found: dict[str, Counter[Any]], possible: Iterable[Model]) -> s
         for name, rows in found.items():
             lines.append(f"{name}: missing {model.rows(name) - rows}, too many"
                          f" {rows - model.rows(name)}")  # fmt: skip
-    return "\n".join(["", *lines])
+    return "\n".join(lines)
 
 
-def _check_history(db: sl.Database, moments: Iterable[tuple[int, int]], told: str) -> None:
+def _check_history(db: sl.Database, moments: Iterable[tuple[int, int]]) -> None:
     """The table that keeps its history shows the moments of acknowledged commits as they were."""
     for step, time in moments:
         found = found_in(db["events"].as_of(sl.Micros(time)))
-        assert found == MODELS[step + 1].rows("events"), f"step {step}, {told}"
+        assert found == MODELS[step + 1].rows("events"), f"the moment of step {step}"
 
 
 def _broken(db: sl.Database) -> list[str]:
@@ -143,7 +142,7 @@ def counted(path: Path) -> Calls:
     """The calls of a run that nobody kills, which has to come out right."""
     heard = Acknowledged()
     assert not work(path, heard, END)
-    check(path, heard, [])
+    check(path, heard)
     return heard.calls
 
 
@@ -189,16 +188,19 @@ def play(path: Path, chain: Sequence[Placed]) -> list[Placed]:
     """
     heard = Acknowledged()
     story: list[Placed] = []
-    for placed in chain:
-        last = max(placed.step, heard.steps)
-        if placed.step and placed.step < heard.steps:
-            continue  # passed already
-        if work(path, heard, last, placed):
-            story.append(placed)
-        check(path, heard, story)
-    if heard.steps <= END:
-        assert not work(path, heard, END)
-    check(path, heard, story)
+    try:
+        for placed in chain:
+            if placed.step and placed.step < heard.steps:
+                continue  # passed already
+            if work(path, heard, max(placed.step, heard.steps), placed):
+                story.append(placed)
+            check(path, heard)
+        if heard.steps <= END:
+            work(path, heard, END)
+            check(path, heard)
+    except Exception as error:
+        error.add_note(f"Killed on the way: {', '.join(map(str, story)) or 'nobody'}.")
+        raise
     return story
 
 
