@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -161,12 +162,13 @@ def plan(calls: Calls, kills: int, chance: random.Random) -> list[Placed]:
     while sum(shares.values()) < min(kills, sum(map(len, places.values()))):
         room = [key for key in places if shares[key] < len(places[key])]
         shares[min(room, key=lambda key: shares[key])] += 1
-    return [
-        # One from each of so many stretches of equal length.
-        places[key][int((number + chance.random()) * len(places[key]) / share)]
-        for key, share in shares.items()
-        for number in range(share)
-    ]
+    return [one for key, share in shares.items() for one in _spread(places[key], share, chance)]
+
+
+def _spread(places: Sequence[Placed], count: int, chance: random.Random) -> list[Placed]:
+    """One from each of so many stretches of about equal length."""
+    ends = [number * len(places) // count for number in range(count + 1)]
+    return [places[chance.randrange(*stretch)] for stretch in pairwise(ends)]
 
 
 def chains(placed: list[Placed], length: int, chance: random.Random) -> list[list[Placed]]:
