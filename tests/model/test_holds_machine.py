@@ -72,9 +72,10 @@ class Holds(RuleBasedStateMachine):
 
     # --- data
 
-    @rule(session=sessions, lower=times, rows=st.integers(0, 6))
-    def replicated_append(self, session: str, lower: int, rows: int) -> None:
+    @rule(session=sessions, back=st.integers(-1, 4), rows=st.integers(0, 6))
+    def replicated_append(self, session: str, back: int, rows: int) -> None:
         """Everybody writes the same source: one update at each time."""
+        lower = max(self.upper() - back, 0)
         self.made += 1
         written = part(f"p{self.made}", b"a", b"m")
         new = replace(written, time_min=lower, time_max=lower + rows - 1)
