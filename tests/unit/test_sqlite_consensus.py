@@ -497,10 +497,28 @@ def test_damage_found_while_reading_is_corruption(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4_096:] = b"\xa5" * (len(content) - 4_096)
     path.write_bytes(content)
-    log = SqliteConsensus(path, RealEnv())
     with pytest.raises(Corruption, match="damaged"):
-        log.scan("s", 1, 1_000, timeout=T)
+        SqliteConsensus(path, RealEnv()).scan("s", 1, 1_000, timeout=T)
+
+
+@pytest.mark.parametrize("mode", ["w", "r"])
+def test_an_index_without_the_newest_records_is_found_when_opening(path: Path, mode: Any) -> None:
+    log = SqliteConsensus(path, RealEnv())
+    fill(log, 1, 20)
     log.close()
+    whole = path.read_bytes()
+    index = 2 * 4_096  # SQLite's third page
+    for cell in range(20):
+        # A cell begins with two lengths and three types; then come shard, seqno and row.
+        at = int.from_bytes(whole[index + 8 + 2 * cell : index + 10 + 2 * cell], "big")
+        content = bytearray(whole)
+        content[index + at + 5] ^= 1  # another shard
+        path.write_bytes(content)
+        os.utime(path, (1e9, 1e9))
+        with pytest.raises(Corruption, match="damaged"):
+            SqliteConsensus(path, RealEnv(), mode=mode)
+        for companion in path.parent.glob(f"{path.name}-*"):
+            companion.unlink()
 
 
 def test_a_network_file_system_is_recognised(

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from strandline.env import Deadline, Env
@@ -36,9 +36,12 @@ _TRUNCATE = _QUERIES["truncate"]
 _BUSY_PAUSE_SECONDS = 0.000_2
 _TRUNCATE_BITE = 1_000
 _PAGE_BYTES_LEAST = 512
+_CHECKED = 4_096
+"""Newest records that opening looks for in the index: about 3 ms."""
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+# All statements are fixed: one that suddenly makes no sense to SQLite meets a damaged schema.
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB})
 # SUBTLE: SQLITE_FULL too comes before anything has happened. With a write-ahead log, a commit
 # writes its pages to the end of that log, the page that makes it valid last, and then syncs.
 # SQLITE_FULL says that a page was not written whole, so that the last one is not there; what comes
@@ -98,7 +101,7 @@ class SqliteConsensus:
 
     def head(self, shard: str, *, timeout: float) -> Record | None:
         rows = self._read(_HEAD, (shard,), timeout)
-        return Record._make(rows[0]) if rows else None
+        return self._record(rows[0]) if rows else None
 
     def compare_and_set(self, shard: str, expected: int, data: bytes, *, timeout: float) -> bool:
         return self._change(_APPEND, (shard, expected, data), Deadline(self._env, timeout)) == 1
@@ -106,7 +109,7 @@ class SqliteConsensus:
     def scan(self, shard: str, from_seqno: int, limit: int, *, timeout: float) -> Sequence[Record]:
         # SQLite takes a negative limit for none.
         rows = self._read(_SCAN, (shard, from_seqno, max(0, limit)), timeout)
-        return [Record._make(row) for row in rows]
+        return [self._record(row) for row in rows]
 
     def truncate(self, shard: str, before_seqno: int, *, timeout: float) -> int:
         deadline = Deadline(self._env, timeout)
@@ -129,12 +132,21 @@ class SqliteConsensus:
 
     # Calls
 
+    def _record(self, row: tuple[Any, ...]) -> Record:
+        # In SQLite each value has a type of its own, which a flipped bit changes.
+        if type(row[0]) is not int or type(row[1]) is not bytes:
+            raise Corruption(
+                f"{self._path} is damaged: record {row[0]!r} is no bytes; restore it",
+                object=self._path,
+            )
+        return Record._make(row)
+
     def _read(self, sql: str, parameters: tuple[object, ...], timeout: float) -> Rows:
         if self._reading is not None:
             return self._read_only(sql, parameters, Deadline(self._env, timeout))
         try:
             return self._pool.execute(sql, parameters)[0]
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if _code(error) not in _BUSY:
                 raise self._failure(error, "reading") from error
         return self._patiently(sql, parameters, Deadline(self._env, timeout), "reading")[0]
@@ -143,7 +155,7 @@ class SqliteConsensus:
         assert self._reading is not None  # noqa: S101  for the type checker
         try:
             return self._reading.execute(sql, parameters, deadline)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._failure(error, "reading") from error
 
     def _change(self, sql: str, parameters: tuple[object, ...], deadline: Deadline) -> int:
@@ -167,7 +179,7 @@ class SqliteConsensus:
         while True:
             try:
                 return self._pool.execute(sql, parameters)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 if _code(error) not in _BUSY:
                     raise self._failure(error, doing) from error
             deadline.check(f"{doing} {self._path}", may_have_happened=False)
@@ -212,11 +224,7 @@ class SqliteConsensus:
     def _is_prepared(self, deadline: Deadline, *, create: bool) -> bool:
         """Whether the file is a log; an error if it is something else. An empty one is neither."""
         sql = _QUERIES["identity"]
-        if self._reading is None:
-            rows = self._patiently(sql, (), deadline, "opening")[0]
-        else:
-            rows = self._read_only(sql, (), deadline)
-        application, version, tables = rows[0]
+        application, version, tables = self._opening(sql, (), deadline)[0]
         if application == 0 and version == 0 and tables == 0:
             # SQLite takes a file of a few bytes for an empty one, and would write over it.
             if not create or 0 < os.stat(self._path).st_size < _PAGE_BYTES_LEAST:
@@ -225,13 +233,38 @@ class SqliteConsensus:
                 )
             return False
         if application != APPLICATION_ID:
-            raise UsageError(f"{self._path} is the database of another program, not a log")
+            raise UsageError(
+                f"{self._path} is the database of another program, not a log (if it was one, it is"
+                " damaged: restore it)"
+            )
         if version > FORMAT_VERSION:
             raise UsageError(
                 f"{self._path} has format {version}, and this version of Strandline reads up to"
-                f" {FORMAT_VERSION}; use a newer version"
+                f" {FORMAT_VERSION}; use a newer version (if there is none, the file is damaged)"
             )
+        self._check_index(deadline)
         return True
+
+    def _check_index(self, deadline: Deadline) -> None:
+        """Corruption if the newest records are in the table, but not where they are looked for.
+
+        SUBTLE: records and pages of SQLite have no checksums of SQLite's. What records say is
+        verified by those who decode them, and a record that is missing between others shows; but
+        where the newest ones are lost, the log looks as it did before they were written. Damage to
+        the table cannot do that: the index still has them, and SQLite reports a row that the index
+        has and the table has not. Damage to the index can, and the table shows it.
+        """
+        for shard, seqno in self._opening(_QUERIES["lost"], (_CHECKED,), deadline):
+            raise Corruption(
+                f"{self._path} is damaged: its index lacks record {seqno} of shard {shard!r}; "
+                "restore it",
+                object=self._path,
+            )
+
+    def _opening(self, sql: str, parameters: tuple[object, ...], deadline: Deadline) -> Rows:
+        if self._reading is None:
+            return self._patiently(sql, parameters, deadline, "opening")[0]
+        return self._read_only(sql, parameters, deadline)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -263,21 +296,27 @@ class SqliteConsensus:
                 f"{self._path} was removed or replaced while it was in use; open it again"
             )
 
-    def _failure(self, error: sqlite3.Error, doing: str) -> StrandlineError:
+    def _failure(self, error: sqlite3.Error | UnicodeDecodeError, doing: str) -> StrandlineError:
         code = _code(error)
         message = f"{doing} {self._path} failed: {error}"
-        if code in _DAMAGED:
+        too_big = code == sqlite3.SQLITE_TOOBIG
+        # A value, or a word that SQLite's message quotes from the file, that is no text: Python
+        # says so itself, and has no code for it.
+        unreadable = isinstance(error, UnicodeDecodeError) or (
+            isinstance(error, sqlite3.OperationalError) and not code
+        )
+        if code in _DAMAGED or unreadable or (too_big and doing != "writing to"):
             return Corruption(
                 f"{self._path} is damaged or not a log ({error}); restore it", object=self._path
             )
         if code in _REFUSED:
             return Refused(f"{message}; check permissions and free space")
-        if code == sqlite3.SQLITE_TOOBIG:
+        if too_big:
             return UsageError(f"{message}; a record must be smaller")
         return LocationError(message, may_have_happened=doing != "reading")
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """SQLite's primary result code, 0 when the error is not SQLite's."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF

@@ -13,6 +13,15 @@ CREATE TABLE record (
 SELECT a.application_id, v.user_version, (SELECT count(*) FROM sqlite_master)
 FROM pragma_application_id AS a, pragma_user_version AS v;
 
+-- Of the newest records of the table those that the index, by which all else goes, does not have.
+-- name: lost
+SELECT CAST(newest.shard AS BLOB), newest.seqno
+FROM (SELECT shard, seqno FROM record NOT INDEXED ORDER BY rowid DESC LIMIT ?1) AS newest
+WHERE NOT EXISTS (
+    SELECT 1 FROM record AS found INDEXED BY sqlite_autoindex_record_1
+    WHERE found.shard = newest.shard AND found.seqno = newest.seqno
+);
+
 -- name: head
 SELECT seqno, data FROM record WHERE shard = ?1 ORDER BY seqno DESC LIMIT 1;
 
