@@ -10,7 +10,7 @@ from strandline.ids import MARKER_KEY, Kind
 from strandline.location.files import TEMPORARY_DIRECTORY
 from strandline.location.sqlite import APPLICATION_ID
 from strandline.parts.footer import Footer, Identity
-from strandline.parts.schema import COLUMN_ID, DIFF, TIME
+from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME
 from strandline.state.model import COLLECTIONS
 from tools.docs import GENERATED
 
@@ -28,7 +28,7 @@ def test_the_format_page_names_everything_that_is_stored() -> None:
     collections = [f"| `{name}` |" for name in COLLECTIONS]
     files = [MARKER_KEY, LOG_FILE, TEMPORARY_DIRECTORY, f"0x{APPLICATION_ID:08x}"]
     magics = ["SLrc", "SLpg", "SLru", "SLbt"]
-    columns = [TIME, DIFF, COLUMN_ID.decode()]
+    columns = [TIME, DIFF, END, COLUMN_ID.decode()]
     stored = [*footer, *about, *kinds, *collections, *files, *magics, *columns]
     assert [name for name in stored if name not in page] == []
 

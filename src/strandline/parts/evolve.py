@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.parts.schema import COLUMN_ID, DIFF, TIME, TableSchema
+from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME, TableSchema
 
 __all__ = ["Mapping"]
 
-_EXTRA = {TIME: pa.field(TIME, pa.int64()), DIFF: pa.field(DIFF, pa.int64())}
+_EXTRA = {name: pa.field(name, pa.int64()) for name in (TIME, DIFF, END)}
 
 
 class Mapping:
@@ -24,7 +24,7 @@ class Mapping:
     def __init__(
         self, stored: pa.Schema, schema: TableSchema, columns: Sequence[str] | None
     ) -> None:
-        """`columns`: user columns, and `__time` or `__diff`, which are left out if not stored.
+        """`columns`: user columns, and any of ours (`__time`, …), which are left out if not stored.
 
         None means all user columns.
         """

@@ -63,10 +63,10 @@ class PartReader:
     ) -> pa.Table:
         """The part's rows that lie in `interval`, in any of `intervals` and in any of `ranges`.
 
-        `columns` names user columns, and `__time` or `__diff`, which are left out if the part has
-        none; None means all user columns. The rows are sorted by full key, the columns those of
-        `schema`, whichever version of it the part was written with. Raises `Corruption` for
-        damage of any kind, `BlobMissing` if there is no such object.
+        `columns` names user columns, and `__time`, `__diff` or `__end`, which are left out if the
+        part has none; None means all user columns. The rows are sorted by full key, the columns
+        those of `schema`, whichever version of it the part was written with. Raises `Corruption`
+        for damage of any kind, `BlobMissing` if there is no such object.
         """
         deadline = Deadline(self._env, timeout)
         wanted = _wanted(schema, ranges, interval, intervals)

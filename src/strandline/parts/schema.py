@@ -17,6 +17,7 @@ from strandline.state.model import TableKind, TableVersion
 __all__ = [
     "COLUMN_ID",
     "DIFF",
+    "END",
     "TIME",
     "TableSchema",
     "column_id",
@@ -33,6 +34,9 @@ TIME = "__time"
 
 DIFF = "__diff"
 """+1 adds the row, -1 retracts it (rows) or deletes its key (keyed); int64; only where needed."""
+
+END = "__end"
+"""The time from which each row is live no more, int64 µs; in parts of history, beside `__time`."""
 
 _NAME_BYTES_MAX = 255
 
@@ -63,10 +67,11 @@ class TableSchema:
         """Column names by column id."""
         return {column_id(field): field.name for field in self.arrow}
 
-    def stored(self, *, time: bool = False, diff: bool = False) -> pa.Schema:
-        """The schema of stored rows: the user's columns, then `__time` and `__diff` if wanted."""
+    def stored(self, *, time: bool = False, diff: bool = False, end: bool = False) -> pa.Schema:
+        """The schema of stored rows: the user's columns, then those of ours that are wanted."""
         extra = [pa.field(TIME, pa.int64(), nullable=False)] if time else []
         extra += [pa.field(DIFF, pa.int64(), nullable=False)] if diff else []
+        extra += [pa.field(END, pa.int64(), nullable=False)] if end else []
         return pa.schema([*self.arrow, *extra]) if extra else self.arrow
 
     def to_bytes(self) -> bytes:

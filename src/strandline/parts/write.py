@@ -18,7 +18,7 @@ from strandline.parts.adjacent import order_of
 from strandline.parts.encoding import choose_encoding
 from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
 from strandline.parts.keys import KeyCodec, locate
-from strandline.parts.schema import DIFF, TIME, TableSchema
+from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
 from strandline.parts.verified import ChunkRecorder
 from strandline.settings import Settings
@@ -51,8 +51,8 @@ def write_part(
 ) -> Part:
     """Writes rows, sorted by full key, as one part, in bounded memory.
 
-    `data` has the columns of `schema.arrow`, then `__time` and `__diff` if it has them, and at
-    least one row; ValueError if it is not sorted. The object appears whole or not at all.
+    `data` has the columns of `schema.arrow`, then `__time`, `__diff` and `__end` if it has them,
+    and at least one row; ValueError if it is not sorted. The object appears whole or not at all.
     """
     stream = _Rows(data)
     if stream.schema is None:
@@ -263,6 +263,9 @@ class _PartWriter:
         self._rows = 0
         self._distinct = True
         self._has_diff = False
+        self._has_end = END in arrow.names
+        if self._has_end and TIME not in arrow.names:
+            raise ValueError("rows of history say when each was born")
         self._separators: list[bytes] = []
         self._lower = b""
         self._samples = _Samples()
@@ -314,6 +317,7 @@ class _PartWriter:
             time_min=min(self._times, default=None),
             time_max=max(self._times, default=None),
             has_diff=self._has_diff,
+            has_end=self._has_end,
             distinct=self._distinct and not self._has_diff,
             footer_size=len(tail),
             footer_crc=zlib.crc32(tail),
@@ -350,6 +354,7 @@ class _PartWriter:
             "distinct": self._distinct and not self._has_diff,
             "time_min": min(self._times, default=None),
             "time_max": max(self._times, default=None),
+            "history": self._has_end,
         }
 
     def _separated(self, rows: pa.Table) -> list[bytes]:

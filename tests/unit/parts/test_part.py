@@ -18,7 +18,7 @@ from strandline.location import BlobMissing
 from strandline.location.memory import MemoryBlob, MemoryStore
 from strandline.parts.keys import KeyCodec, KeyRange, successor
 from strandline.parts.read import PartReader
-from strandline.parts.schema import COLUMN_ID, DIFF, TIME, TableSchema, new_schema
+from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME, TableSchema, new_schema
 from strandline.parts.statistics import decode_statistics
 from strandline.parts.write import Identity, write_part, write_parts
 from strandline.settings import Settings
@@ -135,7 +135,7 @@ def test_a_part_says_what_it_is() -> None:
     assert about == {
         "format": 1, "key": part.key, "rows": 100, "group_rows": 7, "kind": "rows",
         "row_keys": ["k"], "sort_keys": ["s"], "schema_version": 1, "distinct": True,
-        "time_min": None, "time_max": None, "database": "d0", "table": "s0", "shard": "s0",
+        "time_min": None, "time_max": None, "history": False, "database": "d0", "table": "s0", "shard": "s0",
         "name": "readings", "session": "w0", "token": "loader:1",
     }  # fmt: skip
 
@@ -151,6 +151,19 @@ def test_times_and_diffs_are_read_where_they_are() -> None:
     assert store.read(part).equals(table)
     plain = store.write(table)
     assert store.read(plain, columns=["v", TIME, DIFF]).column_names == ["v"]
+
+
+def test_a_part_of_history_says_so_and_gives_the_ends_of_its_rows() -> None:
+    store, table = Store(), rows(20)
+    born = table.append_column(pa.field(TIME, pa.int64()), pa.array(range(20), pa.int64()))
+    ended = born.append_column(pa.field(END, pa.int64()), pa.array(range(5, 25), pa.int64()))
+    part = store.write(ended)
+    assert (part.has_end, part.has_diff, part.time_min, part.time_max) == (True, False, 0, 19)
+    assert store.reader.about(part)["history"]
+    assert store.read(part, columns=[*SCHEMA.arrow.names, TIME, DIFF, END]).equals(ended)
+    assert not store.write(born).has_end
+    with pytest.raises(ValueError, match="born"):
+        store.write(ended.drop_columns([TIME]))
 
 
 def test_two_rows_of_one_key_are_seen_wherever_they_meet() -> None:
