@@ -17,7 +17,7 @@ from strandline.handle import Handle
 from strandline.history import commit_at
 from strandline.parts.batch import build_batch
 from strandline.reading import typed
-from strandline.state.commands import TableChange, Write
+from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import Batch, TableVersion
 from strandline.state.plan import leaf_bounds
 from strandline.times import Commit
@@ -142,18 +142,22 @@ def commit_writes(
     writes: Sequence[tuple[TableVersion, Write]],
     options: WriteOptions,
     changes: Sequence[TableChange] = (),
+    reads: Sequence[Read] = (),
 ) -> Commit:
-    """One commit of all of it. Durable and visible when this returns."""
+    """One commit of all of it, if what `reads` names is unchanged. Durable and visible when this
+    returns.
+    """
     store = handle.store
-    real = [(version, write) for version, write in writes if _matters(write)]
+    real = [(version, write) for version, write in writes if write.batch.rows]
     if not real and not changes and options.token is None:
         return _nothing(handle, writes, options)
-    written = [write for _, write in real if write.batch.rows]
+    written = [write for _, write in real]
     for write in written:
         store.background.before_write(write.table, timeout=options.deadline.remaining())
     result = store.txns.commit(
-        writes=[write for _, write in real],
+        writes=written,
         changes=changes,
+        reads=reads,
         token=options.token,
         operation=options.operation,
         metadata=options.metadata,
@@ -166,13 +170,13 @@ def commit_writes(
         timeout=options.deadline.remaining(),
     )
     rows = sum(write.batch.rows for write in written)
-    names = dict.fromkeys(version.name for version, write in real if write.batch.rows)
+    names = dict.fromkeys(version.name for version, _ in real)
     return Commit(result.time, rows, tuple(names))
 
 
-def unchanged(table: str, as_of: int) -> Write:
-    """No rows, and the condition that nobody wrote to the table after `as_of`."""
-    return Write(table, Batch(), unchanged_since=as_of + 1)
+def unchanged(table: str, as_of: int) -> Read:
+    """The condition that nobody wrote to the table after `as_of`."""
+    return Read(table, as_of + 1)
 
 
 def _nothing(
@@ -184,10 +188,6 @@ def _nothing(
     for version, _ in writes:
         txns.table_by_id(state, version.table)  # a table that was dropped takes not even nothing
     return Commit(txns.latest(state), 0, ())
-
-
-def _matters(write: Write) -> bool:
-    return write.batch.rows > 0 or write.unchanged_since is not None
 
 
 def commit_computed(
@@ -222,9 +222,9 @@ def commit_computed(
             return Commit(view.as_of, 0, ())
         writes = [(view.version, Write(table, batch)) for batch in batches]
         # Also where there is nothing to write: a token's commit says so of its own, later time.
-        writes += [(view.version, unchanged(each, view.as_of)) for each in (table, *reads)]
+        looked_at = [unchanged(each, view.as_of) for each in (table, *reads)]
         try:
-            return commit_writes(handle, writes, options)
+            return commit_writes(handle, writes, options, reads=looked_at)
         except TransactionConflict:
             options.deadline.check(
                 f"{options.operation} on table {view.version.name!r}, which others keep changing,",

@@ -17,6 +17,7 @@ from strandline.state.commands import (
     CommitResult,
     Compact,
     Output,
+    Read,
     Split,
     TableChange,
     Tidy,
@@ -279,9 +280,10 @@ class TxnsShard(RuleBasedStateMachine):
         tidy: bool,
     ) -> None:
         tables = [self.table_of(number) for number in numbers]
-        writes = tuple(Write(t, batch(), unchanged_since=read) for t in tables)
+        writes = tuple(Write(t, batch()) for t in tables)
+        reads = () if read is None else tuple(Read(t, read) for t in tables)
         tidies = tuple(sorted(self.untidied)) if tidy else ()
-        command = Commit(clock, writes, token=token, tidies=tidies)
+        command = Commit(clock, writes, reads=reads, token=token, tidies=tidies)
         expected = self.expected(tables, token, read)
         if isinstance(expected, type):
             with pytest.raises(expected):

@@ -44,6 +44,7 @@ from strandline.state.commands import (
     Commit,
     Compact,
     Output,
+    Read,
     Retain,
     Split,
     TableChange,
@@ -289,10 +290,11 @@ def run_commit(script: Script, plain: Words, named: Named) -> list[str]:
     writes = []
     for word in plain:
         table, _, keys = word.partition(":")
-        writes.append(Write(table, batch(*bounds(keys)), unchanged_since=since))
+        writes.append(Write(table, batch(*bounds(keys))))
+    reads = [] if since is None else [Read(write.table, since) for write in writes]
     scope, _, number = named.get("token", "").partition("/")
     token = (scope, int(number)) if scope else None
-    return script.do(Commit(int(named.get("@", 0)), tuple(writes), token=token))
+    return script.do(Commit(int(named.get("@", 0)), tuple(writes), token=token, reads=tuple(reads)))
 
 
 def run_tidy(script: Script, plain: Words, _: Named) -> list[str]:

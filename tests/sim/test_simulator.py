@@ -15,9 +15,9 @@ from strandline.env import Deadline
 from strandline.shard.follower import Follower
 from strandline.shard.machine import Machine
 from strandline.state import decide
-from strandline.state.commands import Compact, Write
+from strandline.state.commands import Compact, Read
 from strandline.state.decide import Author
-from strandline.state.model import Batch, Entry, TableVersion
+from strandline.state.model import Entry, TableVersion
 from strandline.state.replay import State
 from strandline.testing.simulator import History, failure, main
 from strandline.txn import apply, view
@@ -164,7 +164,7 @@ def test_a_compaction_that_is_applied_though_an_input_is_gone_is_noticed(
 
 
 def test_a_write_that_is_not_computed_again_after_a_change_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(writing, "unchanged", lambda table, _: Write(table, Batch()))
+    monkeypatch.setattr(writing, "unchanged", lambda table, _: Read(table, 1 << 62))
     assert noticed(range(1, 46), "Difference")
 
 

@@ -46,8 +46,8 @@ def creates(table_id: str, name: str) -> TableChange:
     return TableChange(table(table_id, name), expected_version=None)
 
 
-def write(table_id: str, *, unchanged_since: int | None = None) -> Write:
-    return Write(table_id, batch(), unchanged_since)
+def write(table_id: str) -> Write:
+    return Write(table_id, batch())
 
 
 @dataclass

@@ -18,9 +18,11 @@ from strandline.state.commands import (
     Apply,
     CloseSession,
     Commit,
+    CommitGroup,
     CommitResult,
     Compact,
     Output,
+    Read,
     Retain,
     Split,
     TableChange,
@@ -31,7 +33,6 @@ from strandline.state.decide import TOKEN_WINDOW, Author, current_table, decide
 from strandline.state.model import (
     EVERYTHING,
     L0,
-    Batch,
     Dead,
     Interval,
     Meta,
@@ -40,7 +41,7 @@ from strandline.state.model import (
     Session,
     TokenWindow,
 )
-from tests.support.states import Shard, creates, in_l0, part, replaces, table, where, write
+from tests.support.states import Shard, batch, creates, in_l0, part, replaces, table, where, write
 
 
 def database(*names: str) -> Shard:
@@ -172,7 +173,7 @@ def test_a_fenced_session_is_told_so_before_anything_else_is_checked(command: Co
 def test_the_table_is_checked_before_what_a_write_was_computed_from() -> None:
     shard = database("orders")
     with pytest.raises(UnknownTable):
-        shard.commit(write("t9", unchanged_since=0), clock=5)
+        shard.commit(write("t9"), clock=5, reads=(Read("t9", 0),))
 
 
 # --- sessions
@@ -214,8 +215,8 @@ def test_a_write_computed_from_a_read_is_refused_when_the_table_changed_since() 
     shard.commit(write("t1"), clock=5)
     shard.commit(write("t2"), clock=6)
     with pytest.raises(TransactionConflict, match="'orders' was changed"):
-        shard.commit(write("t1", unchanged_since=5), clock=7)
-    assert shard.commit(write("t1", unchanged_since=6), clock=7) == CommitResult(7)
+        shard.commit(write("t1"), clock=7, reads=(Read("t1", 5),))
+    assert shard.commit(write("t1"), clock=7, reads=(Read("t1", 6),)) == CommitResult(7)
 
 
 def test_a_change_that_was_tidied_is_still_a_change() -> None:
@@ -224,28 +225,76 @@ def test_a_change_that_was_tidied_is_still_a_change() -> None:
     shard.commit(write("t1"), clock=6)
     assert shard.do(Tidy((("t1", 5, 0), ("t1", 6, 0)))) == 2
     with pytest.raises(TransactionConflict):
-        shard.commit(write("t1", unchanged_since=6), clock=7)
-    assert shard.commit(write("t1", unchanged_since=7), clock=7) == CommitResult(7)
+        shard.commit(write("t1"), clock=7, reads=(Read("t1", 6),))
+    assert shard.commit(write("t1"), clock=7, reads=(Read("t1", 7),)) == CommitResult(7)
 
 
-def test_a_write_without_rows_is_a_condition_and_no_change() -> None:
+def test_a_read_is_a_condition_and_no_change() -> None:
     shard = database("orders", "parts")
     shard.commit(write("t1"), clock=5)
-    read = Write("t1", Batch(), unchanged_since=6)
-    assert shard.commit(write("t2"), read, clock=6) == CommitResult(6)
+    reads = (Read("t1", 6),)
+    assert shard.commit(write("t2"), reads=reads, clock=6) == CommitResult(6)
     assert [entry.table for entry in shard.entries()] == ["t1", "t2"]
-    assert shard.commit(write("t2"), read, clock=7) == CommitResult(7), "reading is no change"
+    assert shard.commit(write("t2"), reads=reads, clock=7) == CommitResult(7), "no change"
     shard.commit(write("t1"), clock=8)
     with pytest.raises(TransactionConflict):
-        shard.commit(write("t2"), read, clock=9)
+        shard.commit(write("t2"), reads=reads, clock=9)
 
 
-def test_one_refused_write_refuses_the_commit() -> None:
+def test_only_writes_of_keys_that_were_read_conflict() -> None:
+    shard = database("orders")
+    shard.commit(Write("t1", batch(b"d", b"f")), clock=5)
+
+    def reads(*intervals: Interval) -> tuple[Read, ...]:
+        return (Read("t1", 5, intervals),)
+
+    apart = reads(Interval(b"a", b"d"), Interval(b"f\0", None))
+    assert shard.commit(write("t1"), clock=6, reads=apart) == CommitResult(6)
+    for near in (Interval(b"a", b"d\0"), Interval(b"f", None), Interval(b"e", b"e\0")):
+        with pytest.raises(TransactionConflict):
+            shard.commit(write("t1"), clock=7, reads=reads(near))
+
+
+def test_commits_of_a_group_have_times_and_outcomes_of_their_own() -> None:
+    """CASES T13: each is checked against those before it in the list."""
+    shard = database("orders", "parts")
+    clock = 9
+    left = Commit(clock, (write("t1"),), reads=(Read("t2", clock),), token=("s", 1))
+    right = Commit(clock, (write("t2"),), reads=(Read("t1", clock),))
+    blind = Commit(clock, (write("t1"),))
+    again = Commit(clock, (write("t1"),), token=("s", 1))
+    lost = Commit(clock, (write("t9"),))
+    outcomes = shard.do(CommitGroup((left, right, blind, again, lost)))
+    assert outcomes[0] == CommitResult(9)
+    assert isinstance(outcomes[1], TransactionConflict)
+    assert outcomes[2] == CommitResult(10)
+    assert outcomes[3] == CommitResult(9, repeated=True)
+    assert isinstance(outcomes[4], UnknownTable)
+    assert [(entry.table, entry.time) for entry in shard.entries()] == [("t1", 9), ("t1", 10)]
+    assert shard.state.meta.upper == 11
+
+
+def test_a_group_of_refused_commits_writes_nothing() -> None:
+    shard = database("orders")
+    before = shard.state
+    (outcome,) = shard.do(CommitGroup((Commit(9, (write("t9"),)),)))
+    assert isinstance(outcome, UnknownTable)
+    assert shard.state is before
+
+
+def test_a_group_tidies_along_the_way() -> None:
+    shard = database("orders")
+    shard.commit(write("t1"), clock=5)
+    shard.do(CommitGroup((Commit(6, (write("t1"),)),), tidies=(("t1", 5, 0),)))
+    assert [entry.time for entry in shard.entries()] == [6]
+
+
+def test_one_stale_read_refuses_the_commit() -> None:
     shard = database("orders", "parts")
     shard.commit(write("t1"), clock=5)
     before = shard.state
     with pytest.raises(TransactionConflict):
-        shard.commit(write("t2"), write("t1", unchanged_since=4), clock=7)
+        shard.commit(write("t2"), write("t1"), clock=7, reads=(Read("t1", 4),))
     assert shard.state is before
 
 

@@ -19,7 +19,7 @@ from strandline.errors import (
 from strandline.location.failures import Refused
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
-from strandline.state.commands import AdvanceUpper, CloseSession, Commit, CommitResult, Write
+from strandline.state.commands import AdvanceUpper, CloseSession, Commit, CommitResult, Read, Write
 from strandline.state.model import Batch
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 
@@ -134,7 +134,7 @@ def test_a_loss_that_makes_the_command_impossible_is_raised(place: Place, machin
     place.consensus.before_scan = [lambda: write(rival, b"rival")]
     batch = Batch(inline=b"a", rows=1)
     with pytest.raises(TransactionConflict):
-        machine.submit(Commit(0, (Write(TABLE, batch, unchanged_since=upper),)))
+        machine.submit(Commit(0, (Write(TABLE, batch),), reads=(Read(TABLE, upper),)))
     assert_agreed(place, machine, [b"before", b"rival"])
 
 

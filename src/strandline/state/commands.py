@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strandline.state.model import (
+    EVERYTHING,
     Batch,
     Dead,
     Hold,
@@ -33,6 +34,7 @@ __all__ = [
     "Collect",
     "Command",
     "Commit",
+    "CommitGroup",
     "CommitResult",
     "Compact",
     "Describe",
@@ -44,6 +46,7 @@ __all__ = [
     "MoveHold",
     "OpenHold",
     "Output",
+    "Read",
     "Retain",
     "RetireRollups",
     "Split",
@@ -59,13 +62,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One batch for one table, within a commit; one without rows is a condition and no more."""
+    """One batch for one table, within a commit."""
 
     table: str
     batch: Batch
-    unchanged_since: int | None = None
-    """If given: the commit is refused (`TransactionConflict`) when the table has a commit at this
-    time or later. What a write that was computed from a read at `unchanged_since - 1` needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a commit was computed from: the keys of a table in these intervals, at `since - 1`.
+
+    The commit is refused (`TransactionConflict`) if another wrote one of these keys at `since` or
+    later, or if the state cannot tell any more because such a commit was tidied.
+    """
+
+    table: str
+    since: int
+    intervals: tuple[Interval, ...] = (EVERYTHING,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +100,8 @@ class Commit:
     """Writes, DDL, both or neither, at one time: `max(clock, upper, at_least)`.
 
     Errors: UnknownTable (a table id that is not registered), UsageError (a name that exists, a
-    token number that was passed), TransactionConflict (see `Write.unchanged_since`, a stale
-    `expected_version`), Fenced.
+    token number that was passed), TransactionConflict (see `Read`, a stale `expected_version`),
+    Fenced.
     """
 
     clock: int
@@ -98,6 +111,7 @@ class Commit:
     tidies: tuple[Key, ...] = ()
     """Keys of applied entries to retract along the way; those that are gone already are skipped."""
     at_least: int = 0
+    reads: tuple[Read, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,18 @@ class CommitResult:
 
     time: int
     repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitGroup:
+    """Commits one after another, in one record, at consecutive times.
+
+    Each is checked against those before it in the list as well ◆, and has an outcome of its own.
+    Result: a list of CommitResult, or the error of a commit that was refused.
+    """
+
+    commits: tuple[Commit, ...]
+    tidies: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +431,7 @@ Command = (
     | CloseSession
     | Collect
     | Commit
+    | CommitGroup
     | Compact
     | Describe
     | Expire

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from strandline.errors import Fenced, TransactionConflict, UnknownTable, UsageError
+from strandline.errors import (
+    Fenced,
+    StrandlineError,
+    TransactionConflict,
+    UnknownTable,
+    UsageError,
+)
 from strandline.ids import session_of
 from strandline.state.author import Author, Changes, check_session, is_open
 from strandline.state.commands import (
     Commit,
+    CommitGroup,
     CommitResult,
     ForgetTables,
+    Read,
     TableChange,
     Tidy,
     Write,
 )
 from strandline.state.model import Diff, Entry, Key, Progress, TableVersion
 from strandline.state.pages import TOP
-from strandline.state.replay import State
+from strandline.state.replay import State, replay
 from strandline.state.tokens import known_token, remember_token
 
-__all__ = ["commit", "current_table", "forget_tables", "tidy"]
+__all__ = [
+    "Touches",
+    "by_bounds",
+    "commit",
+    "commit_group",
+    "current_table",
+    "forget_tables",
+    "tidy",
+]
+
+Touches = Callable[[State, Entry, Read], bool]
+"""Whether a committed write may have one of the keys that were read. Pure."""
+
+
+def by_bounds(_: State, entry: Entry, read: Read) -> bool:
+    """By the first and last key of the write alone, whatever lies between them."""
+    batch = entry.batch
+    return any(
+        lower <= batch.upper and (upper is None or batch.lower < upper)
+        for lower, upper in read.intervals
+    )
 
 
 def current_table(state: State, table: str) -> TableVersion | None:
@@ -31,8 +60,8 @@ def current_table(state: State, table: str) -> TableVersion | None:
     return found[1]
 
 
-def commit(state: State, command: Commit, author: Author) -> Changes:
-    """The transition of `Commit`."""
+def commit(state: State, command: Commit, author: Author, touches: Touches = by_bounds) -> Changes:
+    """The transition of `Commit`. `touches` tells which writes a read has to know of."""
     meta = state.meta
     # Token first: what was committed stays committed, whatever has happened since.
     if command.token is not None:
@@ -49,16 +78,40 @@ def commit(state: State, command: Commit, author: Author) -> Changes:
     for change in command.changes:
         diffs += _change_table(state, change, time)
     _check_names(state, command.changes)
+    for read in command.reads:
+        _check_read(state, read, touches)
     for ordinal, write in enumerate(command.writes):
         _check_write(state, write, changes.get(write.table))
-        if write.batch.rows:  # else it is a condition, and changes nothing
-            entry = Entry(write.table, time, ordinal, author.session, write.batch)
-            diffs.append(Diff("entries", (write.table, time, ordinal), entry))
+        entry = Entry(write.table, time, ordinal, author.session, write.batch)
+        diffs.append(Diff("entries", (write.table, time, ordinal), entry))
     diffs += _tidied(state, command.tidies)[0]
     if command.token is not None:
         diffs.append(remember_token(state, command.token, time))
     diffs.append(Diff("meta", (), replace(meta, upper=time + 1)))
     return diffs, CommitResult(time)
+
+
+def commit_group(
+    state: State, command: CommitGroup, author: Author, touches: Touches = by_bounds
+) -> Changes:
+    """The transition of `CommitGroup`."""
+    check_session(state, author)
+    outcomes: list[CommitResult | StrandlineError] = []
+    diffs: dict[tuple[str, Key], Diff] = {}
+    current = state
+    for member in command.commits:
+        try:
+            changed, outcome = commit(current, member, author, touches)
+        except StrandlineError as error:
+            outcomes.append(error)
+            continue
+        outcomes.append(outcome)
+        diffs |= {(diff.collection, diff.key): diff for diff in changed}
+        # The next one meets what this one wrote, as if each had a record of its own.
+        current = replay(current, current.seqno, current.hash, changed)
+    for diff in _tidied(current, command.tidies)[0] if diffs else ():
+        diffs[diff.collection, diff.key] = diff
+    return list(diffs.values()), outcomes
 
 
 def _check_sessions(state: State, command: Commit) -> None:
@@ -77,14 +130,18 @@ def _check_write(state: State, write: Write, change: TableChange | None) -> None
     table = current_table(state, write.table)
     if table is None or (change is not None and change.dropped):
         raise UnknownTable(f"the table {write.table} was dropped; nothing was written")
-    if write.unchanged_since is None:
-        return
-    since = write.unchanged_since
-    progress = state.tidied.get((write.table,))
-    if progress is not None and progress.tidied_through >= since:
+
+
+def _check_read(state: State, read: Read, touches: Touches) -> None:
+    table = current_table(state, read.table)
+    if table is None:
+        raise UnknownTable(f"the table {read.table} was dropped; nothing was written")
+    progress = state.tidied.get((read.table,))
+    # ◆ What was tidied is not known any more: a conflict, never an assumption.
+    if progress is not None and progress.tidied_through >= read.since:
         raise _changed(table)
-    newest = state.entries.floor((write.table, TOP))
-    if newest is not None and newest[0][0] == write.table and newest[1].time >= since:
+    later = state.entries.range((read.table, read.since), (read.table, TOP))
+    if any(touches(state, entry, read) for _, entry in later):
         raise _changed(table)
 
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from strandline.env import Env
 from strandline.errors import UnknownTable
 from strandline.shard.machine import Machine
-from strandline.state.commands import Commit, CommitResult, TableChange, Tidy, Write
+from strandline.state.commands import Commit, CommitResult, Read, TableChange, Tidy, Write
 from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
@@ -109,6 +109,7 @@ class Txns:
         *,
         writes: Sequence[Write] = (),
         changes: Sequence[TableChange] = (),
+        reads: Sequence[Read] = (),
         token: tuple[str, int] | None = None,
         at_least: int = 0,
         operation: str,
@@ -121,7 +122,13 @@ class Txns:
         """
         tidies = self._take_tidies()
         command = Commit(
-            self._env.now_micros(), tuple(writes), tuple(changes), token, tidies, at_least
+            self._env.now_micros(),
+            tuple(writes),
+            tuple(changes),
+            token,
+            tidies,
+            at_least,
+            tuple(reads),
         )
         try:
             result: CommitResult = self.machine.submit(
@@ -175,8 +182,7 @@ def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[W
         note["metadata"] = dict(metadata)
     rows: Counter[str] = Counter()
     for write in writes:
-        if write.batch.rows:
-            rows[write.table] += write.batch.rows
+        rows[write.table] += write.batch.rows
     if rows:
         note["rows"] = rows
     return json.dumps(note, separators=(",", ":"), ensure_ascii=False)
