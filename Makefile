@@ -69,6 +69,10 @@ test: $(STAMP) ## lint, types and all quick tests, within 10 minutes on 2 cores
 test-slow: $(STAMP) ## the tests that are too long for `make test`
 	@$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
 
+.PHONY: damage
+damage: $(STAMP) ## flip every bit of everything that a small database stores, and read it
+	@STRANDLINE_DAMAGE=full $(PYTEST) -m slow --timeout 7200 tests/tables/test_damage_everywhere.py $(PYTEST_ARGS)
+
 .PHONY: sim
 sim: $(STAMP) ## play many seeded histories in the simulator (SEEDS=2000 SEED=1)
 	@$(PYTHON) -m strandline.testing.simulator --seeds $(SEEDS) --first $(SEED)

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from strandline.database import Database
 from strandline.env import Deadline, Env, RealEnv
-from strandline.errors import Corruption, LocationError, UsageError
+from strandline.errors import Corruption, LocationError, StrandlineError, UsageError
 from strandline.handle import Handle, Origin
 from strandline.ids import (
     MARKER_KEY,
@@ -267,6 +267,8 @@ def _open(place: _Place, origin: Origin, *, create: bool, timeout: float) -> Sto
     read_only = origin.mode == "r"
     blob = place.blob(env)
     marker = _marker(place, blob, deadline)
+    if marker is None:
+        marker = _marker_of_records(place, blob, env, deadline)
     missing = marker is None
     if missing:
         place.check_free()
@@ -304,6 +306,32 @@ def _marker(place: _Place, blob: Blob, deadline: Deadline) -> Marker | None:
     except BlobMissing:
         return None
     return decode_marker(data, place.url)
+
+
+def _marker_of_records(place: _Place, blob: Blob, env: Env, deadline: Deadline) -> Marker | None:
+    """The marker of a place that had none a moment ago; Corruption if its log has records.
+
+    SUBTLE: nobody writes a record before there is a marker. So records without one are a database
+    whose marker was lost; were another one put, all that was committed would be gone.
+    """
+    if not place.log_is_there():
+        return None
+    try:
+        consensus = place.consensus(env, read_only=True, create=False, timeout=deadline.remaining())
+    except StrandlineError:
+        return None  # not a log, or not one yet: whoever opens it in earnest says so
+    try:
+        records = bool(consensus.keys(timeout=deadline.remaining()))
+    finally:
+        consensus.close()
+    found = _marker(place, blob, deadline) if records else None
+    if records and found is None:
+        raise Corruption(
+            f"the object {MARKER_KEY} of {place.url} is missing, but its log has records; restore "
+            "it from a copy",
+            object=MARKER_KEY,
+        )
+    return found
 
 
 def _put_marker(place: _Place, blob: Blob, env: Env, deadline: Deadline) -> Marker:
