@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from strandline.errors import DeadlineExceeded
@@ -28,8 +29,11 @@ B = TypeVar("B")
 class Worker(Protocol):
     """A background loop that was started with `Env.start_worker`."""
 
-    def wake(self) -> None:
-        """Asks the worker to run its function soon; wakes that fall together run it once."""
+    def wake(self, *, after: float = 0.0) -> None:
+        """Asks the worker to run its function in so many seconds, or sooner if asked again.
+
+        Wakes that fall together run it once.
+        """
 
     def stop(self) -> None:
         """Lets the run under way end, then ends the worker. Returns when it has ended."""
@@ -68,6 +72,15 @@ class Env(Protocol):
     def process_id(self) -> int:
         """A number that differs in a fork of this process."""
 
+    def boot_id(self) -> str:
+        """Names what `monotonic` counts from: processes that agree on it share that clock.
+
+        Empty where that cannot be told.
+        """
+
+    def cache_dir(self) -> Path | None:
+        """Where this user's processes may keep what can be lost; None: nowhere."""
+
 
 class Deadline:
     """A point on the monotonic clock by which a call has to be done."""
@@ -96,29 +109,48 @@ class Deadline:
 class _ThreadWorker:
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self._function = function
-        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._due: float | None = None
+        self._called = threading.Event()
         self._stopping = False
         # A daemon: a process that forgets to close its database must still be able to end.
         # Whatever the worker was doing is then as if the process had been killed there.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        self._wanted.set()
+    def wake(self, *, after: float = 0.0) -> None:
+        due = time.monotonic() + after
+        with self._lock:
+            if self._due is not None and self._due <= due:
+                return
+            self._due = due
+        self._called.set()
 
     def stop(self) -> None:
         self._stopping = True
-        self._wanted.set()
+        self._called.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
-            self._wanted.clear()
+            self._called.wait(self._seconds_left())
+            self._called.clear()
             if self._stopping:
                 return
-            self._function()
+            if self._is_due():
+                self._function()
+
+    def _seconds_left(self) -> float | None:
+        with self._lock:
+            return None if self._due is None else max(0.0, self._due - time.monotonic())
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            if self._due is None or self._due > time.monotonic():
+                return False
+            self._due = None
+            return True
 
 
 class RealEnv:
@@ -175,6 +207,23 @@ class RealEnv:
 
     def process_id(self) -> int:
         return os.getpid()
+
+    def boot_id(self) -> str:
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            # A container may have a clock of its own.
+            return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+        except OSError:
+            return ""
+
+    def cache_dir(self) -> Path | None:
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        try:
+            # The specification has relative paths ignored.
+            base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+        except RuntimeError:  # a user without a home
+            return None
+        return base / "strandline"
 
     def _inside(self) -> bool:
         """Whether this is a thread of the pool.

@@ -18,6 +18,10 @@ class Settings:
     timeout_seconds: float = 60.0
     """Deadline of a call that is given no `timeout=`."""
 
+    lease_seconds: float = 900.0
+    """Silence after which others may end a session: a holder gets through once in each quarter.
+    Longer than outages and pauses that pass by themselves; a dead one's claim waits no longer."""
+
     inline_bytes_max: int = 64 * KIB
     """A batch of at most this many Arrow IPC bytes is committed inside its entry, not as a part."""
 

@@ -295,3 +295,25 @@ def test_a_late_compare_and_set_lands_only_where_it_still_fits() -> None:
         assert [record.seqno for record in log] == list(range(1, len(log) + 1))
         assert len(set(won)) == len(won)
         assert all(number < len(log) for number in won)
+
+
+def test_a_simulated_worker_runs_when_its_time_has_come_or_sooner_if_asked_again() -> None:
+    scheduler = Scheduler(1)
+    process = scheduler.process("p")
+    env = SimEnv(scheduler, process)
+    runs: list[float] = []
+
+    def main() -> None:
+        begun = env.monotonic()
+        worker = env.start_worker("worker", lambda: runs.append(env.monotonic() - begun))
+        worker.wake(after=100)
+        env.sleep(150)
+        worker.wake(after=100)
+        worker.wake(after=10)
+        env.sleep(50)
+        worker.wake(after=100)
+        worker.stop()
+
+    scheduler.spawn(process, "main", main)
+    play(scheduler)
+    assert [round(run, -1) for run in runs] == [100, 160]

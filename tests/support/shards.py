@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from strandline.env import Worker
@@ -62,6 +63,12 @@ class StillEnv:
 
     def process_id(self) -> int:
         return self.process
+
+    def boot_id(self) -> str:
+        return "boot"
+
+    def cache_dir(self) -> Path | None:
+        return None
 
 
 class PlannedConsensus:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
 from strandline.env import RealEnv
 
 
@@ -18,3 +25,37 @@ def test_work_side_by_side_may_itself_work_side_by_side() -> None:
     assert env.parallel(inner, [3] * 8) == [3] * 8
     assert env.parallel(streamed, [4] * 8) == [6] * 8
     assert list(env.stream(inner, [3] * 8, ahead=4)) == [3] * 8
+
+
+def test_a_worker_runs_in_so_many_seconds_or_sooner_if_asked_again() -> None:
+    runs: SimpleQueue[int] = SimpleQueue()
+    worker = RealEnv().start_worker("worker", lambda: runs.put(1))
+    worker.wake(after=3600)
+    assert runs.empty()
+    worker.wake(after=0.01)
+    assert runs.get(timeout=60)
+    worker.wake(after=3600)
+    worker.wake()
+    assert runs.get(timeout=60)
+    worker.wake(after=3600)
+    worker.stop()  # waits for nothing
+    assert runs.empty()
+
+
+def test_processes_of_one_machine_agree_on_its_boot() -> None:
+    here = RealEnv().boot_id()
+    script = "from strandline.env import RealEnv; print(RealEnv().boot_id())"
+    there = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == here
+
+
+def test_what_may_be_lost_is_kept_where_the_user_keeps_such_things(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert RealEnv().cache_dir() == tmp_path / "strandline"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert RealEnv().cache_dir() == tmp_path / "home" / ".cache" / "strandline"

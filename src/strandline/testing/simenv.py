@@ -67,6 +67,12 @@ class SimEnv:
     def process_id(self) -> int:
         return self._process.number
 
+    def boot_id(self) -> str:
+        return "simulated"
+
+    def cache_dir(self) -> None:
+        """Nothing is kept: a run depends on its seed alone."""
+
 
 class SimWorker:
     """A `Worker` whose thread is a task of its process."""
@@ -76,12 +82,16 @@ class SimWorker:
     ) -> None:
         self._scheduler = scheduler
         self._function = function
-        self._wanted = False
+        self._due: int | None = None
+        self._called = False
         self._stopping = False
         self._task = scheduler.spawn(process, f"{process.name}/{name}", self._run)
 
-    def wake(self) -> None:
-        self._wanted = True
+    def wake(self, *, after: float = 0.0) -> None:
+        due = self._scheduler.now + round(after * 1_000_000)
+        if self._due is None or due < self._due:
+            self._due = due
+            self._called = True
 
     def stop(self) -> None:
         self._stopping = True
@@ -90,14 +100,19 @@ class SimWorker:
 
     def _run(self) -> None:
         while True:
-            self._scheduler.switch("idle", ready=self._is_called, seconds=None)
-            self._wanted = False
+            self._scheduler.switch("idle", ready=self._is_called, seconds=self._seconds_left())
+            self._called = False
             if self._stopping:
                 return
-            self._function()
+            if self._due is not None and self._due <= self._scheduler.now:
+                self._due = None
+                self._function()
+
+    def _seconds_left(self) -> float | None:
+        return None if self._due is None else max(0, self._due - self._scheduler.now) / 1_000_000
 
     def _is_called(self) -> bool:
-        return self._wanted or self._stopping
+        return self._called or self._stopping
 
     def _has_ended(self) -> bool:
         return self._task.ended
