@@ -111,13 +111,25 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_stopped_creator_left_is_no_obstacle(tmp_path: Path) -> None:
+    with connect(tmp_path / "lake"):
+        pass
+    (tmp_path / "lake" / MARKER_KEY).unlink()
+    with pytest.raises(UsageError, match="there is no database"):
+        connect(tmp_path / "lake", create=False)
+    with connect(tmp_path / "lake") as db:
+        assert db.tables() == []
+
+
+@pytest.mark.parametrize("options", [{}, {"create": False}, {"mode": "r"}])
+def test_a_lost_marker_does_not_make_an_empty_database(tmp_path: Path, options: Any) -> None:
     with make(tmp_path / "lake"):
         pass
     (tmp_path / "lake" / MARKER_KEY).unlink()
     for path in (tmp_path / "lake").glob("w*"):
         subprocess.run(["rm", "-r", path], check=True)
-    with connect(tmp_path / "lake") as db:
-        assert db.tables() == []
+    with pytest.raises(Corruption, match=MARKER_KEY):
+        connect(tmp_path / "lake", **options)
+    assert not (tmp_path / "lake" / MARKER_KEY).exists()
 
 
 def test_the_marker_that_is_there_wins(tmp_path: Path) -> None:
