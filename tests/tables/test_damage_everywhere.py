@@ -24,7 +24,11 @@ from strandline.database import Database
 from strandline.errors import Corruption
 from strandline.ids import MARKER_KEY
 from strandline.parts.read import PartReader
+from strandline.parts.schema import TableSchema
+from strandline.reading import Reading, Want, parts_of
 from strandline.state.codec import decode_page, decode_record, decode_rollup
+from strandline.state.model import Part
+from strandline.txn.view import view_of
 from tests.support.damage import READS, SMALL, TABLES, Lake, build, flip, names
 
 SEED = 20_261_121
@@ -181,29 +185,45 @@ def test_every_bit_of_the_marker(lake: Lake) -> None:
 @pytest.mark.slow
 @shares
 def test_every_bit_of_the_parts(lake: Lake, share: int) -> None:
-    """With one handle, whose reader of parts is fresh for each bit."""
+    """With one handle, whose reader of parts is fresh for each bit; some by table, all by part."""
     with connect(lake.path, mode="r", settings=SMALL) as db:
-        for name, key in parts_in_use(db):
-            data = lake.whole[key]
-            path = lake.path / key
+        store = db._handle.store
+        for name, part, schema in parts_in_use(db):
+            data = lake.whole[part.key]
+            path = lake.path / part.key
             path.chmod(0o600)
+            expected = store.reader.read(part, schema, columns=None, timeout=9)
             for bit in range(share, 8 * len(data), SHARES):
                 path.write_bytes(flip(data, bit))
-                for read in ("scan", "get") if bit % 16 == 0 else ("scan",):
-                    store = db._handle.store
-                    store.reader = PartReader(store.location.blob, SMALL, store.env)
-                    try:
-                        right = READS[read](db, name) == lake.expected[name, read]
-                    except Corruption as error:
-                        right = names(error, key)
-                    assert right, (key, bit, read)
+                store.reader = PartReader(store.location.blob, SMALL, store.env)
+                with pytest.raises(Corruption, match=part.key):
+                    store.reader.verify(part, timeout=9)
+                try:
+                    right = store.reader.read(part, schema, columns=None, timeout=9) == expected
+                except Corruption as error:
+                    right = names(error, part.key)
+                assert right, (part.key, bit)
+                if bit // SHARES % 64 == 0:
+                    for read in READS:
+                        store.reader = PartReader(store.location.blob, SMALL, store.env)
+                        try:
+                            right = READS[read](db, name) == lake.expected[name, read]
+                        except Corruption as error:
+                            right = names(error, part.key)
+                        assert right, (part.key, bit, read)
             path.write_bytes(data)
+            store.reader = PartReader(store.location.blob, SMALL, store.env)
 
 
-def parts_in_use(db: Database) -> list[tuple[str, str]]:
+def parts_in_use(db: Database) -> list[tuple[str, Part, TableSchema]]:
     """Each table with each of its live parts."""
-    found = [(name, key) for name in TABLES for key in db[name].parts()["part"].to_pylist()]
-    return [(name, key) for name, key in found if key]
+    found = []
+    for name in TABLES:
+        view = view_of(db._handle.store, db[name]._version.table, None, timeout=9)
+        reading = Reading(db._handle, view, Want(), db._handle.deadline(None))
+        parts = {part.key: part for task in reading.tasks for part, _, _ in parts_of(task)}
+        found += [(name, part, reading.schema) for part in parts.values()]
+    return found
 
 
 @full
