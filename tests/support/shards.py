@@ -174,7 +174,7 @@ class Place:
     def machine(self, settings: Settings | None = None, **more: Any) -> Machine:
         """A machine with a session of its own; all share `blob`, `consensus` and `env`."""
         self.sessions += 1
-        session = SessionId(f"w{self.sessions:016x}")
+        session = SessionId(f"wfeed{self.sessions:012x}")  # unlike those of `env`
         location = Location(self.blob, self.consensus, "memory://", "memory://")
         return Machine(location, SHARD, session, self.env, settings or self.settings, **more)
 

@@ -23,7 +23,7 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.state.codec import decode_record, encode_record, record_hash
-from strandline.state.commands import AdvanceUpper, CloseSession, Command, Tidy
+from strandline.state.commands import AdvanceUpper, Command, Expire, Tidy
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.invariants import broken
 from strandline.state.replay import State
@@ -224,31 +224,45 @@ def test_a_session_registers_with_its_first_record_and_ends_with_close(place: Pl
         write(one)
 
 
-def test_a_session_that_was_ended_is_fenced_and_never_comes_back(place: Place) -> None:
-    machine = place.machine()
+def test_an_owner_of_nothing_whose_session_expired_goes_on_under_another(place: Place) -> None:
+    machine, other = place.machine(), place.machine()
     create(machine)
-    twin = place.machine()
-    twin.session = machine.session
-    twin.refresh()
-    twin.submit(CloseSession())
-    for _ in range(2):
-        with pytest.raises(Fenced):
-            write(machine)
+    ended = machine.session
+    assert other.submit(Expire(ended, 1)) is True
+    write(machine, b"a")
+    write(machine, b"b")
+    assert machine.session != ended
+    assert texts(machine.state) == [b"a", b"b"]
     machine.close()
-    assert [r.command for r in machine.records()] == ["Commit", "CloseSession"]
+    assert [(r.command, r.session) for r in machine.records()] == [
+        ("Commit", ended),
+        ("Expire", other.session),
+        ("Commit", machine.session),
+        ("Commit", machine.session),
+        ("CloseSession", machine.session),
+    ]
+    assert set(everything(machine)["sessions"]) == {(ended,), (other.session,)}
 
 
-def test_a_session_that_came_before_and_ended_is_fenced_too(place: Place) -> None:
+def test_a_session_that_expired_is_not_closed_by_its_owner(place: Place) -> None:
+    machine, other = place.machine(), place.machine()
+    create(machine)
+    other.submit(Expire(machine.session, 1))
+    machine.close()
+    assert [r.command for r in other.records()] == ["Commit", "Expire"]
+
+
+def test_a_session_that_came_before_and_expired_is_followed_by_another_too(place: Place) -> None:
     create(place.machine())
-    again, twin = place.machine(), place.machine()
+    again, other = place.machine(), place.machine()
     write(again)
     later = place.machine()  # the same session, from a handle that was opened anew
-    later.session = twin.session = again.session
+    later.session = again.session
     assert later.submit(Tidy(())) == 0
-    twin.refresh()
-    twin.submit(CloseSession())
-    with pytest.raises(Fenced):
-        write(later)
+    assert other.submit(Expire(again.session, 1)) is True
+    write(later, b"later")
+    assert later.session != again.session
+    assert texts(later.state) == [b"rows", b"later"]
 
 
 def test_two_that_share_a_session_are_told_apart(place: Place) -> None:

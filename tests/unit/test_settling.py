@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from strandline.errors import (
     DeadlineExceeded,
-    Fenced,
     LocationError,
     TransactionConflict,
     UsageError,
@@ -218,10 +217,14 @@ def test_when_the_session_is_gone_too_the_outcome_is_unknown(
     assert caught.value.may_have_happened is True
     assert not isinstance(caught.value, DeadlineExceeded)
     assert place.machine().run(texts).count(b"a") == happens
-    # An id that ended, or may have, never writes again.
-    with pytest.raises(Fenced):
-        write(machine, b"b")
-    assert b"b" not in place.machine().run(texts)
+    # An id that ended, or may have, never writes again; its owner goes on under another.
+    ended = caught.value
+    assert machine.session not in str(ended)
+    write(machine, b"b")
+    assert not any(place.consensus.land() for _ in range(len(place.consensus.late)))
+    records = place.machine().records()
+    assert records[-1].session == machine.session
+    assert place.machine().run(texts).count(b"a") == happens
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -236,18 +239,23 @@ def test_a_token_that_was_committed_is_success_though_the_session_is_gone(
     entries = machine.run(lambda s: [entry for _, entry in s.entries.range()])
     assert [e.time for e in entries if e.batch.inline == b"a"] == [result.time]
     assert result.repeated is True
-    with pytest.raises(Fenced):
-        write(machine, b"b")
+    before = machine.session
+    write(machine, b"b")
+    assert place.machine().records()[-1].session == machine.session
+    assert (machine.session == before) is False or first
 
 
-def test_a_token_that_was_not_committed_is_a_definite_failure_of_an_ended_session(
+def test_a_token_that_was_not_committed_is_committed_under_another_session(
     place: Place, machine: Machine
 ) -> None:
+    ended = machine.session
     place.consensus.plan = ["late"]
     _scanned(place, _ended_meanwhile(place, machine))
-    with pytest.raises(Fenced):
-        write(machine, b"a", token=("scope", 7))
-    assert b"a" not in place.machine().run(texts)
+    result = write(machine, b"a", token=("scope", 7))
+    assert result.repeated is False
+    assert machine.session != ended
+    assert place.consensus.land() is False
+    assert place.machine().run(texts).count(b"a") == 1
 
 
 def test_a_token_that_another_session_committed_brings_that_ones_result(

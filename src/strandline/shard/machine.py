@@ -18,7 +18,7 @@ from strandline.errors import (
     StrandlineError,
     UsageError,
 )
-from strandline.ids import SessionId, ShardId
+from strandline.ids import SessionId, ShardId, new_session_id, session_of
 from strandline.location import Location
 from strandline.location.consensus import Record
 from strandline.settings import Settings
@@ -28,8 +28,15 @@ from strandline.shard.opening import Log
 from strandline.shard.patience import is_final, pauses
 from strandline.shard.rollup import Writer
 from strandline.shard.upkeep import Upkeep
+from strandline.state.author import has_ended
 from strandline.state.codec import LogRecord, encode_record, record_hash
-from strandline.state.commands import CloseSession, Command
+from strandline.state.commands import (
+    CloseSession,
+    Command,
+    CommitGroup,
+    Heartbeat,
+    objects_of,
+)
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.model import Diff
 from strandline.state.replay import State, initial
@@ -38,6 +45,7 @@ __all__ = ["Machine"]
 
 A = TypeVar("A")
 Decide = Callable[[State, Command, Author], Decision]
+Note = str | Callable[[Any], str]
 
 _LOSSES_WITHOUT_SLEEP = 3
 _log = logging.getLogger("strandline")
@@ -73,6 +81,7 @@ class Machine:
     ) -> None:
         self.shard = shard
         self.session = session
+        """Who writes here now. A session that others ended is followed by a new one."""
         self._location = location
         self._env = env
         self._settings = settings
@@ -83,6 +92,10 @@ class Machine:
         self._closed = False
         self._fenced = ""
         self._registered = False
+        self._ended: frozenset[str] = frozenset()
+        """Sessions of this machine that others ended."""
+        self._wrote_at = env.monotonic()
+        """When the last record of ours was known to be in the log."""
         # Held while a command is under way, requests included: the queue of this session.
         self._turn = threading.Lock()
         self._unsettled: _Attempt | None = None
@@ -138,8 +151,14 @@ class Machine:
 
     # --- writing
 
-    def submit(self, command: Command, *, timeout: float | None = None, note: str = "") -> Any:
+    def submit(self, command: Command, *, timeout: float | None = None, note: Note = "") -> Any:
         """Makes the command happen once; returns what `decide` says its result is.
+
+        `note` is a remark for people in the record, or makes one of the result.
+
+        A session that others ended while it was silent is followed by a new one: the caller does
+        not notice, unless the command enters objects of the ended one (Fenced). A `Heartbeat` of
+        an ended session is False.
 
         Errors: what `decide` raises; LocationError, whose `may_have_happened` tells whether the
         command may yet take effect; Corruption.
@@ -167,6 +186,59 @@ class Machine:
             self._submit(CloseSession(), "", self._deadline(timeout))
         except Fenced:
             _log.info("session %s had been ended in shard %s", self.session, self.shard)
+
+    # --- the session
+
+    def live_session(self, *, timeout: float | None = None) -> SessionId:
+        """The session to write objects under; one that was silent shows first that it is open.
+
+        Whoever writes objects that a later command enters has to hold the session meanwhile
+        (`strandline.shard.leases`), and asks here before the first of them.
+        """
+        deadline = self._deadline(timeout)
+        quiet = self.quiet_seconds >= self._settings.lease_seconds / 4
+        if self._registered and (quiet or self._has_ended(deadline)):
+            self.submit(Heartbeat(), timeout=deadline.remaining())
+        return self.session
+
+    @property
+    def quiet_seconds(self) -> float:
+        """How long ago this machine wrote its last record, or was made."""
+        return self._env.monotonic() - self._wrote_at
+
+    def _has_ended(self, deadline: Deadline) -> bool:
+        author = Author(self.session, first=not self._registered)
+        return self._follower.run(lambda state: has_ended(state, author), deadline, None)
+
+    def _renew(self) -> None:
+        """Goes on under a new session, because the present one has ended: it never comes back.
+
+        SUBTLE: this is only done while nothing of the ended session is unsettled, so no record of
+        it can land any more. What it left in Blob may be swept at any time from now on: rollups
+        that it wrote are not named (one that is under way comes too late), and commands that
+        carry its objects are refused (`_check_objects`, and `decide` where it knows the session).
+        """
+        session = new_session_id(self._env)
+        _log.info(
+            "session %s of shard %s was ended by another while it was silent; %s goes on",
+            *(self.session, self.shard, session),
+        )
+        with self._follower.moving:
+            self._ended |= {self.session}
+            self._upkeep.renewed(session)
+            self.session = session
+            self._registered = False
+
+    def _check_objects(self, command: Command) -> None:
+        """Fenced if the command enters objects of a session that others ended."""
+        ended = {session_of(key) for key in objects_of(command)} & self._ended
+        if ended:
+            raise Fenced(
+                f"session {min(map(str, ended))}, which wrote objects of this command, was ended "
+                "while its owner was silent; nothing happened, write them again"
+            )
+
+    # --- rollups
 
     @property
     def rollup_due(self) -> bool:
@@ -201,12 +273,12 @@ class Machine:
     def _roll_up(self, deadline: Deadline) -> bool:
         follower = self._follower
         with follower.moving:
-            state, base = self.state, self._upkeep.base
+            state, base, session = self.state, self._upkeep.base, self.session
             begun = self._upkeep.begin()
         writer = Writer(
             self._location.blob,
             self.shard,
-            self.session,
+            session,
             self._env,
             self._settings,
             lambda slots: follower.load(state, slots, deadline),
@@ -245,7 +317,7 @@ class Machine:
         finally:
             self._turn.release()
 
-    def _submit(self, command: Command, note: str, deadline: Deadline) -> Any:
+    def _submit(self, command: Command, note: Note, deadline: Deadline) -> Any:
         with self._in_turn(deadline):
             if self._fenced:
                 raise Fenced(self._fenced)
@@ -253,7 +325,7 @@ class Machine:
                 self._settle_remembered(self._unsettled, deadline)
             return self._until_written(command, note, deadline)
 
-    def _until_written(self, command: Command, note: str, deadline: Deadline) -> Any:
+    def _until_written(self, command: Command, note: Note, deadline: Deadline) -> Any:
         """Decide, put; whoever lost looks at the newer state and decides again."""
         # A refusal, or a result without a record, stands only if it rests on a state that was
         # current after the call began.
@@ -266,7 +338,12 @@ class Machine:
                 attempt = self._prepare(command, note, deadline)
             except (LocationError, Corruption):
                 raise
-            except StrandlineError:
+            except StrandlineError as error:
+                if isinstance(error, Fenced) and self._has_ended(deadline):
+                    self._renew()
+                    if isinstance(command, Heartbeat):
+                        return False
+                    continue
                 if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
                     raise
                 fresh = True
@@ -276,6 +353,7 @@ class Machine:
                     return attempt.result
                 fresh = True
                 continue
+            self._check_objects(command)
             if self._write(attempt, deadline):
                 return attempt.result
             fresh = False
@@ -284,7 +362,7 @@ class Machine:
             if losses > _LOSSES_WITHOUT_SLEEP:
                 self._env.sleep(min(next(delays), 0.05))
 
-    def _prepare(self, command: Command, note: str, deadline: Deadline) -> _Attempt | Decision:
+    def _prepare(self, command: Command, note: Note, deadline: Deadline) -> _Attempt | Decision:
         """The record of the command on the newest known state; the decision if there is none."""
         sealed = None if isinstance(command, CloseSession) else self._upkeep.sealed
 
@@ -319,7 +397,7 @@ class Machine:
             count,
             state.hash,
             name,
-            note,
+            note if isinstance(note, str) else note(decision.result),
             newest,
             diffs,
         )
@@ -361,6 +439,7 @@ class Machine:
     def _won(self, attempt: _Attempt) -> None:
         self._follower.wrote(attempt.record, attempt.digest, len(attempt.data))
         self._registered = True
+        self._wrote_at = self._env.monotonic()
         self._unsettled = None
 
     def _settle(self, attempt: _Attempt, deadline: Deadline) -> bool:
@@ -452,11 +531,11 @@ class Machine:
         if happened is not None:
             return happened
         # The session is gone, whether or not this would have been its first record: an id that
-        # was ended never comes back.
-        self._fenced = f"session {self.session} has ended; open the database again"
+        # was ended never comes back. The record cannot land any more: its slot was truncated.
+        self._renew()
         raise LocationError(
             f"whether a command on shard {self.shard} happened cannot be known: the log was "
-            f"truncated past its record {record.seqno} and the session {self.session} has "
+            f"truncated past its record {record.seqno} and the session {record.session} has "
             "ended; look at the data before you repeat it, or use a token next time",
             may_have_happened=True,
         )
@@ -473,8 +552,9 @@ class Machine:
                 may_have_happened=False,
             ) from error
         except LocationError as error:
+            # Nobody will ever know, and whoever asked for it was told so. The next may go.
             _log.warning("%s: %s", name, error)
-            raise Fenced(self._fenced) from error
+            return
         _log.info("%s of an earlier call %s", name, "is there" if happened else "lost")
 
     def _settle_in_passing(self, deadline: Deadline) -> None:
@@ -501,14 +581,27 @@ def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
         return session.count >= record.count, False
     if isinstance(attempt.command, CloseSession):
         return True, True  # what was asked for, whoever did it
-    token = getattr(attempt.command, "token", None)
-    if token is None:
-        return None, True
     # The session is gone; what is asked then is whether the token is decided. If it is, deciding
     # once more gives the caller the token's own result (it may have been committed by another
     # session), or refuses a command that never happened.
+    found = [_known(state, token) for token in _tokens_of(attempt.command)]
+    if not any(found) and None not in found:
+        return False, False
+    return (None if None in found else False), True
+
+
+def _tokens_of(command: Command) -> list[tuple[str, int] | None]:
+    if isinstance(command, CommitGroup):
+        return [member.token for member in command.commits]
+    return [getattr(command, "token", None)]
+
+
+def _known(state: State, token: tuple[str, int] | None) -> bool | None:
+    """Whether the token was committed; None if that cannot be known."""
+    if token is None:
+        return None
     scope, number = token
     window = state.tokens.get((scope,))
     if window is None or number > window.highest:
-        return False, False
-    return (False if number in dict(window.results) else None), True
+        return False
+    return True if number in dict(window.results) else None

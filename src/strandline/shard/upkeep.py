@@ -81,6 +81,12 @@ class Upkeep:
             self.sealed = None
             self._since = None
 
+    def renewed(self, session: str) -> None:
+        """This process goes on under another session. Of the ended one no rollup may be named."""
+        self._session = session
+        self.sealed = None
+        self._since = None
+
     def reopened(self, opened: Opened) -> None:
         """The state in memory was replaced by one that does not come from the one before."""
         self.newest = opened.newest

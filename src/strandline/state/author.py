@@ -11,7 +11,7 @@ from strandline.ids import session_of
 from strandline.state.model import Diff, Part, Session
 from strandline.state.replay import State
 
-__all__ = ["Author", "Changes", "check_keys", "check_session", "is_open"]
+__all__ = ["Author", "Changes", "check_keys", "check_session", "has_ended", "is_open"]
 
 Changes = tuple[list[Diff], Any]
 """What a command changes, and its result."""
@@ -30,10 +30,15 @@ def is_open(session: Session | None) -> bool:
     return session is not None and session.expired is None
 
 
+def has_ended(state: State, author: Author) -> bool:
+    """Whether the author's session was there and may write no more; it never comes back."""
+    session = state.sessions.get((author.session,))
+    return not is_open(session) and (session is not None or not author.first)
+
+
 def check_session(state: State, author: Author) -> None:
     """Fenced if the author's session ended: it stays ended."""
-    session = state.sessions.get((author.session,))
-    if (session is None and not author.first) or (session and session.expired is not None):
+    if has_ended(state, author):
         raise Fenced(
             f"session {author.session} was ended by somebody else; open the database again"
         )

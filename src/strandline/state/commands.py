@@ -6,6 +6,7 @@ record is in the log: it never contains anything that depends on the commit's ti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from strandline.state.model import (
@@ -54,6 +55,7 @@ __all__ = [
     "TakeHold",
     "Tidy",
     "Write",
+    "objects_of",
 ]
 
 
@@ -447,3 +449,16 @@ Command = (
     | TakeHold
     | Tidy
 )
+
+
+def objects_of(command: Command) -> Iterator[str]:
+    """The keys of the objects that a command of a data shard enters into its state."""
+    match command:
+        case Append():
+            yield from (part.key for part in command.parts)
+        case Apply():
+            yield from (part.key for _, part in command.parts)
+        case Compact():
+            yield from (output.part.key for output in command.outputs if not output.moved)
+        case KeepReceipts():
+            yield from (receipt.key for _, receipt in command.added)

@@ -13,7 +13,7 @@ from strandline.errors import (
     UsageError,
 )
 from strandline.ids import session_of
-from strandline.state.author import Author, Changes, check_session, is_open
+from strandline.state.author import Author, Changes, check_session, has_ended, is_open
 from strandline.state.commands import (
     Commit,
     CommitGroup,
@@ -95,7 +95,6 @@ def commit_group(
     state: State, command: CommitGroup, author: Author, touches: Touches = by_bounds
 ) -> Changes:
     """The transition of `CommitGroup`."""
-    check_session(state, author)
     outcomes: list[CommitResult | StrandlineError] = []
     diffs: dict[tuple[str, Key], Diff] = {}
     current = state
@@ -103,6 +102,8 @@ def commit_group(
         try:
             changed, outcome = commit(current, member, author, touches)
         except StrandlineError as error:
+            if has_ended(state, author):
+                raise  # not of this commit alone; its author may go on under another session
             outcomes.append(error)
             continue
         outcomes.append(outcome)
@@ -120,7 +121,10 @@ def _check_sessions(state: State, command: Commit) -> None:
     for name in {session_of(part.key) for part in parts}:
         session = None if name is None else state.sessions.get((name,))
         if session is not None and not is_open(session):
-            raise Fenced(f"session {name}, which wrote objects of this commit, was ended")
+            raise Fenced(
+                f"session {name}, which wrote objects of this commit, was ended while its owner "
+                "was silent; nothing was committed, write the data again"
+            )
 
 
 def _check_write(state: State, write: Write, change: TableChange | None) -> None:
