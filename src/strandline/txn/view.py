@@ -14,7 +14,7 @@ from strandline.state.model import Entry, TableVersion
 from strandline.state.replay import State
 from strandline.txn.store import Store
 
-__all__ = ["View", "view_of", "views"]
+__all__ = ["View", "data_for", "view_at", "view_of", "views"]
 
 A = TypeVar("A")
 
@@ -49,7 +49,7 @@ def views(
             versions = store.txns.tables(state, as_of and time)
         else:
             versions = [store.txns.table(state, name, as_of and time) for name in names]
-        return [_view(store, state, version, time, deadline) for version in versions]
+        return [view_at(store, state, version, time, deadline) for version in versions]
 
     return _looked(store, as_of, deadline, look)
 
@@ -60,7 +60,7 @@ def view_of(store: Store, table: str, as_of: int | None, *, timeout: float) -> V
 
     def look(state: State, time: int) -> View:
         version = store.txns.table_by_id(state, table, as_of and time)
-        return _view(store, state, version, time, deadline)
+        return view_at(store, state, version, time, deadline)
 
     return _looked(store, as_of, deadline, look)
 
@@ -112,11 +112,11 @@ def _settled(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State
     return state, as_of
 
 
-def _view(
+def view_at(
     store: Store, state: State, version: TableVersion, as_of: int, deadline: Deadline
 ) -> View:
     machine = store.data(version.table)
-    data = _data_for(store, state, version, deadline)
+    data = data_for(store, state, version, deadline)
     upper, since = data.meta.upper, data.meta.since
     if since is None or upper is None:
         raise AsOfTooOld(f"table {version.name!r} was deleted; nothing of it can be read any more")
@@ -129,7 +129,7 @@ def _view(
     return View(version, TableSchema.from_version(version), data, machine, entries, as_of)
 
 
-def _data_for(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
+def data_for(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
     """A state of the data shard that, with the entries in `state`, leaves no commit out.
 
     SUBTLE ◆: the txns shard is read first. An entry that was tidied before that read was applied
