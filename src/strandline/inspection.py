@@ -287,7 +287,7 @@ def _planner(version: TableVersion, strategy: str | None) -> Callable[[State], l
         for command in list(plan_descent(state)):
             diffs = decide(state, command, author).diffs
             state = replay(state, state.seqno, state.hash, diffs)
-        return plan_compaction(state, chosen, parts_max=parts_max)
+        return plan_compaction(state, chosen, parts_max=parts_max, keyed=version.kind == "keyed")
 
     return plan
 
@@ -464,6 +464,7 @@ def _inside_part(handle: Handle, key: str, deadline: Deadline) -> list[tuple[str
         ("row groups", metadata.num_row_groups),
         ("quantiles", len(quantiles)),
         ("has __diff", part.has_diff),
+        ("has __end", part.has_end),
         *((name, value) for name, value in sorted(about.items()) if name != "key"),
         *(
             (f"column {column.path_in_schema}", _column(column))

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.conditions import Comparison, Condition, key_ranges
 from strandline.env import Deadline
@@ -21,16 +19,25 @@ from strandline.errors import Corruption, LocationError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.parts.keys import KeyCodec, KeyRange, clip
-from strandline.parts.merge import Source, merge_read
-from strandline.parts.plain import int64
-from strandline.parts.schema import DIFF, TIME, TableSchema
+from strandline.parts.merge import Source, merge_read, visible
+from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.parts.statistics import may_match
-from strandline.state.model import EVERYTHING, Entry, Interval, Part, TableVersion
+from strandline.state.model import EVERYTHING, Entry, Interval, Part, TableKind, TableVersion
 from strandline.state.plan import ReadTask, plan_read, united
 from strandline.txn.view import View, view_of
 
-__all__ = ["Piece", "Reading", "Want", "arrow_of", "parts_of", "typed", "united_tables"]
+__all__ = [
+    "Piece",
+    "Reading",
+    "Want",
+    "arrow_of",
+    "cuts",
+    "intervals_of",
+    "parts_of",
+    "typed",
+    "united_tables",
+]
 
 _PIECE_ROWS = 262_144
 """Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
@@ -60,6 +67,8 @@ class Piece:
     load: Callable[[float], pa.Table] | None = None
     """Instead of all that the task has in the intervals: some row groups of one of its parts. Takes
     the seconds that it may take."""
+    rows_from: int | None = None
+    """Of those row groups, rows at earlier times do not count."""
 
 
 _typed: dict[tuple[str, int], tuple[TableSchema, KeyCodec]] = {}
@@ -94,7 +103,7 @@ class Reading:
         self.view = view
         self.want = want
         self.schema, self.codec = typed(view.version)
-        self.intervals = _intervals(want, self.schema, self.codec)
+        self.intervals = intervals_of(want, self.schema, self.codec)
         self.arrow = arrow_of(want, view.version)
         """The schema of what comes out."""
         self._handle = handle
@@ -173,7 +182,9 @@ class Reading:
     def is_clean(self, task: ReadTask) -> bool:
         """Whether every stored row is a live row: nothing is to be merged or left out by time."""
         as_of = self.view.as_of
-        if self.want.raw or any(r.time_max > as_of for r in task.references):
+        if self.want.raw or any(
+            r.time_max > as_of or r.part.has_end or r.is_cut for r in task.references
+        ):
             return False
         if self.schema.kind == "rows":
             return not (
@@ -228,7 +239,7 @@ class Reading:
         self, view: View, entries: Sequence[Entry], intervals: Sequence[Interval] | None
     ) -> list[ReadTask]:
         return view.machine.run(
-            lambda state: plan_read(state, entries, intervals, view.as_of),
+            lambda state: plan_read(state, entries, intervals, view.as_of, raw=self.want.raw),
             timeout=self._seconds(),
             state=view.data,
         )
@@ -247,7 +258,7 @@ class Reading:
         several = len(parts) + sum(bool(e.batch.inline) for e in task.entries) > 1
         if self._alone_in(task) and not (several and self.want.ordered):
             return self._chunks(task, most)
-        bounds: list[bytes | None] = [b"", *_cuts(steps, most), None]
+        bounds: list[bytes | None] = [b"", *cuts(steps, most), None]
         pieces = []
         for lower, upper in pairwise(bounds):
             span = Interval(lower or b"", upper)
@@ -260,11 +271,12 @@ class Reading:
         """Row groups of one part after the other, where no row has to meet another."""
         columns = self._needed(task, alone=True)
         clean = self.is_clean(task)
+        timeless = self._timeless(task)
         pieces = []
-        for part, place, _ in parts_of(task):
+        for part, place, _, rows_from in _stored_in(task):
             inside = [both for i in task.intervals if (both := i.intersect(place))]
             if inside and not self.skips(part, clean=clean):
-                extra = [] if clean or part.time_max is None else [TIME]
+                extra = [] if clean else _own_columns(part, timeless)
                 loads = self._handle.store.reader.chunks(
                     part,
                     self.schema,
@@ -273,7 +285,7 @@ class Reading:
                     rows=rows_max,
                     timeout=self._seconds(),
                 )
-                pieces += [Piece(task, task.intervals, load) for load in loads]
+                pieces += [Piece(task, task.intervals, load, rows_from) for load in loads]
         inline = tuple(e for e in task.entries if e.batch.inline)
         if inline:
             rest = replace(task, references=(), entries=inline)
@@ -359,14 +371,13 @@ class Reading:
         # A table without columns has no rows to count.
         return [n for n in names if n in needed] or [self.schema.keys[0]]
 
+    def _timeless(self, task: ReadTask) -> set[str]:
+        if self.want.raw:
+            return set()
+        return _timeless(task, self.view.as_of, self.schema.kind)
+
     def _added(self, sources: list[Source], columns: list[str]) -> pa.Table:
-        tables = []
-        for source in sources:
-            table: Any = source.data
-            if TIME in table.column_names:
-                until = int64(self.view.as_of)
-                table = table.filter(pc.less_equal(table.column(TIME), until))
-            tables.append(table.select(columns))
+        tables = [visible(source, self.view.as_of).select(columns) for source in sources]
         if len(tables) == 1:
             return tables[0]
         if not tables:
@@ -376,18 +387,19 @@ class Reading:
 
     def _from_parts(self, piece: Piece, columns: list[str]) -> list[Source]:
         if piece.load is not None:
-            return [Source(piece.load(self._seconds()), self.view.as_of, distinct=False)]
+            rows, time = piece.load(self._seconds()), self.view.as_of
+            return [Source(rows, time, distinct=False, rows_from=piece.rows_from)]
         clean = self.is_clean(piece.task)
+        timeless = self._timeless(piece.task)
         wanted = []
-        for part, place, time in parts_of(piece.task):
+        for part, place, time, rows_from in _stored_in(piece.task):
             inside = [both for i in piece.intervals if (both := i.intersect(place))]
             if inside and not self.skips(part, clean=clean):
-                extra = [TIME] if part.time_max is not None and not clean else []
-                extra += [DIFF] if part.has_diff else []
-                wanted.append((part, inside, time, [*columns, *extra]))
+                extra = [] if clean else _own_columns(part, timeless)
+                wanted.append((part, inside, time, rows_from, [*columns, *extra]))
 
-        def read(item: tuple[Part, list[Interval], int, list[str]]) -> Source:
-            part, inside, time, names = item
+        def read(item: tuple[Part, list[Interval], int, int | None, list[str]]) -> Source:
+            part, inside, time, rows_from, names = item
             data = self._handle.store.reader.read(
                 part,
                 self.schema,
@@ -395,7 +407,7 @@ class Reading:
                 intervals=inside,
                 timeout=self._seconds(),
             )
-            return Source(data, time, part.distinct)
+            return Source(data, time, part.distinct, rows_from)
 
         if self._alone:
             return self._handle.store.env.parallel(read, wanted)
@@ -426,7 +438,49 @@ def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:
             yield part, part.span, entry.time
 
 
-def _cuts(steps: Sequence[tuple[bytes, int]], rows_max: int) -> list[bytes]:
+def _stored_in(task: ReadTask) -> Iterator[tuple[Part, Interval, int, int | None]]:
+    """The same, each with the time from which on its rows count, where others do not."""
+    cut = {(r.part.key, r.place): r.rows_from for r in task.references if r.is_cut}
+    for part, place, time in parts_of(task):
+        yield part, place, time, cut.get((part.key, place))
+
+
+def _own_columns(part: Part, timeless: set[str]) -> list[str]:
+    """Those columns of ours that the part has and a read needs."""
+    timed = part.time_max is not None and part.key not in timeless
+    known = ((TIME, timed), (DIFF, part.has_diff), (END, part.has_end))
+    return [name for name, there in known if there]
+
+
+def _timeless(task: ReadTask, as_of: int, kind: TableKind) -> set[str]:
+    """Parts, by key, of which a read needs no `__time` though it merges them with others.
+
+    All of their rows count. rows: then times say nothing more. keyed: they rank, but where no other
+    source has a row between the first and the last time of a part, one time for all of its rows
+    ranks them the same; if it is distinct, they need no ranks among themselves. So it is with what
+    is current beside newer parts.
+    """
+    counting = {
+        r.part.key
+        for r in task.references
+        if not (r.part.time_max is None or r.time_max > as_of or r.part.has_end or r.is_cut)
+    }
+    if kind == "rows" or not counting:
+        return counting
+    spans = [(r.time_min, r.time_max, r.part.key) for r in task.references]
+    spans += [(e.time, e.time, "") for e in task.entries]
+    met: set[str] = set()
+    reach, holder = -1, ""
+    for first, last, key in sorted(spans):
+        if first <= reach:
+            met.update((key, holder))
+        if last >= reach:
+            reach, holder = last, key
+    distinct = {r.part.key for r in task.references if r.part.distinct}
+    return (counting & distinct) - met
+
+
+def cuts(steps: Sequence[tuple[bytes, int]], rows_max: int) -> list[bytes]:
     """Keys between which there are about `rows_max` rows."""
     cuts: list[bytes] = []
     gathered = 0
@@ -465,7 +519,7 @@ def arrow_of(want: Want, version: TableVersion) -> pa.Schema:
     return found
 
 
-def _intervals(want: Want, schema: TableSchema, codec: KeyCodec) -> list[Interval] | None:
+def intervals_of(want: Want, schema: TableSchema, codec: KeyCodec) -> list[Interval] | None:
     """The encoded keys that a read has to look at; None: all."""
     asked = None
     if want.ranges is not None:

@@ -72,18 +72,26 @@ def _split_table(store: Store, version: TableVersion, deadline: Deadline) -> Spl
 
 
 def _leaves(state: State) -> list[tuple[Leaf, list[Reference]]]:
-    """Every leaf with the references that have rows in it, those of L0 included."""
+    """Every leaf with the references that have rows in it, those of L0 included.
+
+    History counts for nothing: it is over soon, and a leaf is split for what is live.
+    """
     above = level_zero(state)
     return [
         (
             leaf,
             [
-                *(r for _, r in state.references.prefix((1, leaf.interval.lower))),
+                *_live(state, leaf),
                 *(r for r in above if r.place.intersect(leaf.interval)),
             ],
         )
         for _, leaf in state.leaves.range()
     ]
+
+
+def _live(state: State, leaf: Leaf) -> list[Reference]:
+    placed = state.references.prefix((1, leaf.interval.lower))
+    return [reference for _, reference in placed if reference.reads_before is None]
 
 
 def _weighed(

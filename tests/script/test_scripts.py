@@ -391,7 +391,7 @@ def run_plan(script: Script, plain: Words, named: Named) -> list[str]:
     for job in jobs:
         assert job.leaf is not None
         inputs = " ".join(ref.part.key for _, ref in job.inputs)
-        whole = "whole" if job.whole else "not whole"
+        whole = "not whole" if job.markers_from is None else "whole"
         lines.append(f"leaf {job.leaf.id}: {inputs} ({job.size} bytes, {whole})")
     return lines
 

@@ -247,7 +247,7 @@ def test_a_job_says_what_it_merges_and_how_far_it_forwards() -> None:
     (job,) = plan_compaction(shard.state, "size-ratio")
     assert job.leaf == shard.leaves()[0]
     assert [key for key, _ in job.inputs] == [shard.key_of(n) for n in range(1, 11)]
-    assert (job.whole, job.forward_to, job.rows, job.size) == (True, 4, 10, 1000)
+    assert (job.since, job.markers_from, job.rows, job.size) == (4, 0, 10, 1000)
 
 
 def test_jobs_of_one_plan_share_no_input() -> None:
@@ -263,7 +263,7 @@ def test_a_leaf_with_one_part_needs_no_merge() -> None:
 
 
 def wholes(shard: Shard) -> list[bool]:
-    return [job.whole for job in plan_compaction(shard.state, "full")]
+    return [job.markers_from == 0 for job in plan_compaction(shard.state, "full")]
 
 
 def test_markers_stay_while_something_outside_may_be_older() -> None:
@@ -375,7 +375,7 @@ def test_small_parts_of_a_leaf_are_merged_within_it() -> None:
 def test_a_small_merge_never_claims_to_be_whole() -> None:
     job = plan_small_merge(with_l0(1, 1, 1).state, None, parts_min=3, size_max=50, rows_max=99)
     assert job is not None
-    assert (job.leaf, job.whole, job.forward_to) == (None, False, -1)
+    assert (job.leaf, job.since, job.split_at, job.markers_from) == (None, -1, None, None)
 
 
 def test_the_result_of_a_small_merge_takes_its_inputs_place_in_l0() -> None:

@@ -1,14 +1,13 @@
-"""Makes one table of several sorted sources: what a reader sees, and what compaction keeps.
+"""Makes one table of several sorted sources: what a reader sees.
 
-The same kernels serve reads, compaction in-process and compaction on Spark. Rows pass through as
-whole columns; none is looked at by itself.
+Rows pass through as whole columns; none is looked at by itself. What compaction keeps of several
+sources is in `strandline.parts.compact`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,27 +17,26 @@ from pyarrow import types
 
 from strandline.errors import Corruption
 from strandline.parts.adjacent import equal_to_next
-from strandline.parts.duck import Passage, run, stream
-from strandline.parts.schema import DIFF, TIME, TableSchema
-from strandline.parts.sort import batches_of, sort_stream, sort_table
+from strandline.parts.duck import Passage, run
+from strandline.parts.schema import DIFF, END, TIME, TableSchema
+from strandline.parts.sort import sort_table
 
-__all__ = ["Source", "last_rows", "merge_compact", "merge_read", "prepare_batch"]
-
-_IN_MEMORY_BYTES = 32 << 20
-"""Sources in memory that are no larger are merged there, without a stream through DuckDB."""
+__all__ = ["Source", "constant", "last_rows", "merge_read", "prepare_batch", "sums", "visible"]
 
 _FEW_ROWS = 10_000
 
 
 @dataclass
 class Source:
-    """Sorted rows with user columns, `__time` and `__diff` where they have them."""
+    """Sorted rows with user columns, `__time`, `__diff` and `__end` where they have them."""
 
     data: pa.Table | Iterator[pa.RecordBatch]
     time: int
     """The commit time of all rows; where there is a `__time`, that counts."""
     distinct: bool
     """No two rows have the same full key, and none is a marker."""
+    rows_from: int | None = None
+    """Rows at times before this one do not count."""
 
 
 def prepare_batch(table: pa.Table, schema: TableSchema) -> pa.Table:
@@ -74,15 +72,14 @@ def merge_read(
     rows: the diffs of equal rows at times up to `as_of` are added up; what is positive is repeated
     as often, what is negative is `Corruption`. For that the sources need all columns. keyed: the
     newest row of each full key, unless it is a marker; of rows of one time the one in the later
-    source. `raw`: all updates up to `as_of` instead, with `__time` and `__diff`.
+    source. Rows of history are live from their time to before their end. `raw`: all updates up to
+    `as_of` instead, with `__time` and `__diff`.
     """
-    tables = [_until(source, as_of) for source in sources]
+    if raw:
+        return _raw(sources, schema, as_of)
+    tables = [visible(source, as_of) for source in sources]
     kept = [(s, t) for s, t in zip(sources, tables, strict=True) if t.num_rows]
     names = _user_columns(tables, schema)
-    if raw:
-        stored = schema.stored(time=True, diff=True)
-        united = _united([_with_both(t, s.time) for s, t in kept], [*names, TIME, DIFF], stored)
-        return sort_table(united, schema.keys, then=[TIME])
     if len(kept) == 1 and kept[0][0].distinct:
         return kept[0][1].select(names)
     found = [t for _, t in kept]
@@ -95,16 +92,74 @@ def merge_read(
     return _newest(timed, names, schema)
 
 
+def visible(source: Source, as_of: int) -> pa.Table:
+    """The updates at times up to `as_of` that count; of history, the rows that are live then."""
+    table = _until(source, as_of)
+    if END not in table.column_names:
+        return table
+    return table.filter(pc.greater(table.column(END), as_of)).drop_columns([END])
+
+
 def _until(source: Source, as_of: int) -> pa.Table:
-    """The rows at times up to `as_of`."""
+    """The rows at times up to `as_of` that count."""
     data = source.data
     table = data if isinstance(data, pa.Table) else pa.Table.from_batches(data)
     if TIME not in table.column_names:
         return table if source.time <= as_of else table.slice(0, 0)
     times = table.column(TIME)
     if table.num_rows and pc.max(times).as_py() > as_of:
-        return table.filter(pc.less_equal(times, as_of))
+        table = table.filter(pc.less_equal(times, as_of))
+        times = table.column(TIME)
+    if source.rows_from is not None:
+        table = table.filter(pc.greater_equal(times, source.rows_from))
     return table
+
+
+def _raw(sources: Sequence[Source], schema: TableSchema, as_of: int) -> pa.Table:
+    """All updates up to `as_of`; the end of a row of history is one, too.
+
+    In a keyed table the next version of its key ends a row, and a marker that may be gone by now:
+    that is put back where there is no update of the key at that time.
+    """
+    tables = [_until(source, as_of) for source in sources]
+    names = [*_user_columns(tables, schema), TIME, DIFF]
+    stored = schema.stored(time=True, diff=True)
+    updates = [_with_both(t, s.time) for s, t in zip(sources, tables, strict=True)]
+    united = _united(updates, names, stored)
+    ends = [_ends(table, schema, as_of) for table in tables if END in table.column_names]
+    if schema.kind == "rows":
+        united = pa.concat_tables([united, _united(ends, names, stored)])
+        return sort_table(united, schema.keys, then=[TIME])
+    if not any(end.num_rows for end in ends):
+        return sort_table(united, schema.keys, then=[TIME])
+    # Sorting is stable: what is no end comes after it, and makes it needless.
+    flags = [_flagged(_united(ends, names, stored), 1), _flagged(united, 0)]
+    both = sort_table(pa.concat_tables(flags), schema.keys, then=[TIME])
+    again = np.append(_flags(equal_to_next(both, [*schema.keys, TIME])), False)
+    needless = again & (both.column(_END_OF_ROW).to_numpy() > 0)
+    return both.filter(pa.array(~needless)).drop_columns([_END_OF_ROW])
+
+
+_END_OF_ROW = "__end_of_row"
+
+
+def _flagged(table: pa.Table, flag: int) -> pa.Table:
+    return table.append_column(_END_OF_ROW, constant(flag, table.num_rows))
+
+
+def _ends(history: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
+    """The ends up to `as_of` of rows of history, as retractions or markers."""
+    ended = history.filter(pc.less_equal(history.column(END), as_of))
+    columns = {
+        name: ended.column(name)
+        if schema.kind == "rows" or name in schema.keys
+        else pa.nulls(ended.num_rows, schema.arrow.field(name).type)
+        for name in ended.column_names
+        if name not in {TIME, END}
+    }
+    columns[TIME] = ended.column(END)
+    columns[DIFF] = constant(-1, ended.num_rows)
+    return pa.table(columns)
 
 
 def _user_columns(tables: Sequence[pa.Table], schema: TableSchema) -> list[str]:
@@ -125,13 +180,13 @@ def _united(tables: Sequence[pa.Table], names: Sequence[str], arrow: pa.Schema) 
 def _with_time(table: pa.Table, time: int) -> pa.Table:
     if TIME in table.column_names:
         return table
-    return table.append_column(TIME, _constant(time, table.num_rows))
+    return table.append_column(TIME, constant(time, table.num_rows))
 
 
 def _with_diff(table: pa.Table) -> pa.Table:
     if DIFF in table.column_names:
         return table
-    return table.append_column(DIFF, _constant(1, table.num_rows))
+    return table.append_column(DIFF, constant(1, table.num_rows))
 
 
 def _with_diffs(tables: Sequence[pa.Table]) -> list[pa.Table]:
@@ -142,7 +197,8 @@ def _with_both(table: pa.Table, time: int) -> pa.Table:
     return _with_diff(_with_time(table, time))
 
 
-def _constant(value: int, rows: int) -> pa.Array:
+def constant(value: int, rows: int) -> pa.Array:
+    """A column of 64-bit integers that are all the same."""
     return pa.array(np.full(rows, value, dtype=np.int64))
 
 
@@ -166,7 +222,7 @@ def _consolidated(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     rows = _repeated(untouched)
     if not touched.num_rows:
         return rows
-    summed = _sums(touched)
+    summed = sums(touched)
     counts = summed.column(DIFF)
     if summed.num_rows and pc.min(counts).as_py() < 0:
         wrong = summed.filter(pc.less(counts, 0)).slice(0, 1).to_pylist()[0]
@@ -199,7 +255,7 @@ def _flags(mask: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
     return mask.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _sums(table: pa.Table) -> pa.Table:
+def sums(table: pa.Table) -> pa.Table:
     """Equal rows as one, with their diffs added up, without those that add up to nothing.
 
     Arrow is the faster one for few rows by far, and groups by everything that is not nested.
@@ -207,7 +263,7 @@ def _sums(table: pa.Table) -> pa.Table:
     passage = Passage(table.schema)
     nested = any(types.is_nested(field.type) for field in table.schema)
     if nested or table.num_rows > _FEW_ROWS:
-        return run(table, passage, _sum_query(passage, order=[]))
+        return run(table, passage, _sum_query(passage))
     inner = pa.Table.from_batches(map(passage.inwards, table.to_batches()), passage.schema)
     diff = passage.column(DIFF)
     others = [name for name in passage.names if name != diff]
@@ -217,14 +273,13 @@ def _sums(table: pa.Table) -> pa.Table:
     return pa.Table.from_batches(map(passage.outwards, grouped.to_batches()), passage.arrow)
 
 
-def _sum_query(passage: Passage, order: Sequence[str]) -> str:
+def _sum_query(passage: Passage) -> str:
     """The rows with their diffs added up, without those that add up to nothing."""
     diff = passage.column(DIFF)
     others = [name for name in passage.names if name != diff]
-    clause = f" ORDER BY {', '.join(passage.columns(order))}" if order else ""
     return (
         f"SELECT {', '.join(others)}, CAST(sum({diff}) AS BIGINT) AS {diff} FROM source "  # noqa: S608
-        f"GROUP BY {', '.join(others)} HAVING sum({diff}) <> 0{clause}"
+        f"GROUP BY {', '.join(others)} HAVING sum({diff}) <> 0"
     )
 
 
@@ -237,181 +292,19 @@ def _repeated(table: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.repeat(np.arange(table.num_rows), counts.to_numpy())))
 
 
-# --- compaction
-
-
-def merge_compact(
-    sources: Sequence[Source],
-    schema: TableSchema,
-    *,
-    forward_to: int,
-    whole: bool,
-    memory_bytes: int,
-    threads: int,
-) -> pa.RecordBatchReader:
-    """What has to be kept of the sources for every `as_of` from F = `forward_to` on.
-
-    Sorted by full key, then `__time`; columns: the user's, `__time`, and `__diff` if a source has
-    it. rows: times up to F become F; the diffs of equal rows of one time are added up, and what
-    adds up to nothing vanishes; a row that was added several times comes several times. keyed:
-    of the versions of a key at times up to F only the newest is kept, at its own time, because
-    time is rank; if it is a marker, it goes only if `whole`: nothing older of its key can exist
-    outside of the sources. Later versions are all kept. Memory is bounded if the sources are
-    iterators.
-    """
-    marked = any(_has_diff(source) for source in sources)
-    arrow = schema.stored(time=True, diff=marked)
-    forward = forward_to if schema.kind == "rows" else None
-    batches = [_updates(source, arrow, forward) for source in sources]
-    if len(sources) == 1 and sources[0].distinct:
-        return pa.RecordBatchReader.from_batches(arrow, batches[0])
-    if schema.kind == "rows" and marked:
-        return _summed(chain.from_iterable(batches), arrow, schema, memory_bytes, threads)
-    # Of one key at one time the row of the later source comes last, as in reads.
-    ordered = _ordered(sources, batches, arrow, schema, memory_bytes, threads)
-    if schema.kind == "rows":
-        return ordered
-    kept = _kept_versions(ordered, schema.keys, forward_to, whole=whole)
-    return pa.RecordBatchReader.from_batches(arrow, kept)
-
-
-def _has_diff(source: Source) -> bool:
-    """Whether a source has a `__diff`; looks at the first batch of an iterator, which stays."""
-    if isinstance(source.data, pa.Table):
-        return DIFF in source.data.column_names
-    first = next(source.data, None)
-    if first is None:
-        source.data = iter(())
-        return False
-    source.data = chain([first], source.data)
-    return DIFF in first.schema.names
-
-
-def _updates(source: Source, arrow: pa.Schema, forward: int | None) -> Iterator[pa.RecordBatch]:
-    """A source's rows with all columns of `arrow`, times before `forward` moved up to it."""
-    for batch in batches_of(source.data):
-        columns = []
-        for field in arrow:
-            if field.name in batch.schema.names:
-                column = batch.column(field.name)
-            else:
-                column = _constant(source.time if field.name == TIME else 1, batch.num_rows)
-            if field.name == TIME and forward is not None:
-                column = pc.max_element_wise(column, pa.scalar(forward, pa.int64()))
-            columns.append(column)
-        yield pa.RecordBatch.from_arrays(columns, schema=arrow)
-
-
-def _ordered(
-    sources: Sequence[Source],
-    batches: Sequence[Iterator[pa.RecordBatch]],
-    arrow: pa.Schema,
-    schema: TableSchema,
-    memory_bytes: int,
-    threads: int,
-) -> pa.RecordBatchReader:
-    """All rows by full key, then time, then source."""
-    rows = chain.from_iterable(batches)
-    sizes = [s.data.nbytes for s in sources if isinstance(s.data, pa.Table)]
-    if len(sizes) == len(sources) and sum(sizes) <= min(_IN_MEMORY_BYTES, memory_bytes):
-        table = pa.Table.from_batches(rows, arrow)
-        return sort_table(table, schema.keys, then=[TIME]).to_reader()
-    return sort_stream(
-        rows,
-        schema.keys,
-        then=[TIME],
-        stable=schema.kind != "rows",
-        schema=arrow,
-        memory_bytes=memory_bytes,
-        threads=threads,
-    )
-
-
-def _summed(
-    batches: Iterator[pa.RecordBatch],
-    arrow: pa.Schema,
-    schema: TableSchema,
-    memory_bytes: int,
-    threads: int,
-) -> pa.RecordBatchReader:
-    """Equal rows of one time with their diffs added up, each positive one as often as that."""
-    passage = Passage(arrow)
-    query = _sum_query(passage, order=[*schema.keys, TIME])
-    summed = stream(batches, passage, query, memory_bytes=memory_bytes, threads=threads)
-
-    def repeated() -> Iterator[pa.RecordBatch]:
-        for batch in summed:
-            counts = batch.column(len(arrow) - 1)
-            if pc.max(counts).as_py() > 1:
-                often = pc.max_element_wise(counts, 1).to_numpy()
-                batch = batch.take(pa.array(np.repeat(np.arange(batch.num_rows), often)))  # noqa: PLW2901
-                once = pc.min_element_wise(batch.column(len(arrow) - 1), 1)
-                columns = [*batch.columns[:-1], once]
-                batch = pa.RecordBatch.from_arrays(columns, schema=arrow)  # noqa: PLW2901
-            yield batch
-
-    return pa.RecordBatchReader.from_batches(arrow, repeated())
-
-
 def last_rows(ordered: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Of neighbours with equal keys in a sorted stream, the last one."""
-    return _without(ordered, lambda rows: equal_to_next(rows, keys), lambda _: False)
-
-
-def _kept_versions(
-    ordered: Iterable[pa.RecordBatch], keys: Sequence[str], forward_to: int, *, whole: bool
-) -> Iterator[pa.RecordBatch]:
-    """Drops versions that no read from `forward_to` on sees."""
-
-    def gone(rows: pa.Table) -> Any:
-        superseded = _superseded(rows, keys, forward_to)
-        if not whole:
-            return superseded
-        return pc.or_(superseded, _old_markers(rows, forward_to).slice(0, rows.num_rows - 1))
-
-    def last_gone(row: pa.Table) -> bool:
-        return whole and bool(_old_markers(row, forward_to)[0].as_py())
-
-    return _without(ordered, gone, last_gone)
-
-
-def _without(
-    ordered: Iterable[pa.RecordBatch],
-    gone: Callable[[pa.Table], Any],
-    last_gone: Callable[[pa.Table], bool],
-) -> Iterator[pa.RecordBatch]:
-    """A stream without some rows.
-
-    `gone` tells for each row but the last of a table, from what follows it; so the last row of a
-    batch is held back until the next batch is there. `last_gone` tells of the very last row.
-    """
     held: pa.Table | None = None
     for batch in ordered:
         if not batch.num_rows:
             continue
         rows = pa.Table.from_batches([batch])
         if held is not None:
+            # What follows the last row of a batch tells if it stays, so that one is held back.
             rows = pa.concat_tables([held, rows]).combine_chunks()
         kept = rows.slice(0, rows.num_rows - 1)
         if kept.num_rows:
-            yield from kept.filter(pc.invert(gone(rows))).to_batches()
+            yield from kept.filter(pc.invert(equal_to_next(rows, keys))).to_batches()
         held = rows.slice(rows.num_rows - 1)
-    if held is not None and not last_gone(held):
+    if held is not None:
         yield from held.to_batches()
-
-
-def _superseded(rows: pa.Table, keys: Sequence[str], forward_to: int) -> Any:
-    """For each row but the last: whether the next is the same key's, and replaces it for good."""
-    last = rows.num_rows - 1
-    times = rows.column(TIME)
-    here, following = times.slice(0, last), times.slice(1)
-    # Both up to F: every read sees the later one. Both at one time: so does every read there is.
-    for_good = pc.or_(pc.less_equal(following, forward_to), pc.equal(here, following))
-    return pc.and_(equal_to_next(rows, keys), for_good)
-
-
-def _old_markers(rows: pa.Table, forward_to: int) -> Any:
-    if DIFF not in rows.column_names:
-        return pa.chunked_array([np.zeros(rows.num_rows, dtype=bool)])
-    marker = pc.less(rows.column(DIFF), 0)
-    return pc.and_(marker, pc.less_equal(rows.column(TIME), forward_to))

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from strandline.env import Env
 from strandline.location import Blob
+from strandline.parts.compact import Run, merge_compact
 from strandline.parts.footer import Identity
-from strandline.parts.merge import Source, merge_compact
+from strandline.parts.merge import Source
 from strandline.parts.read import PartReader
-from strandline.parts.schema import DIFF, TIME, TableSchema
+from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.write import write_parts
 from strandline.settings import Settings
 from strandline.state.commands import Output
@@ -42,21 +43,31 @@ class Workshop:
 
 def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Output, ...]:
     """The references that shall replace the job's inputs; their parts are durable by then."""
+    if job.is_over:
+        return ()
     schema = TableSchema.from_version(shop.version)
     small = job.size <= _IN_MEMORY_BYTES
     sources = [_source(shop, schema, ref, small=small, timeout=timeout) for _, ref in job.inputs]
-    merged = merge_compact(
+    runs = merge_compact(
         sources,
         schema,
-        forward_to=job.forward_to,
-        whole=job.whole,
+        since=job.since,
+        split_at=job.split_at,
+        markers_from=job.markers_from,
         memory_bytes=shop.settings.sort_memory_bytes,
         threads=shop.threads,
     )
+    return tuple(output for run in runs for output in _written(shop, schema, job, run, timeout))
+
+
+def _written(
+    shop: Workshop, schema: TableSchema, job: CompactionJob, run: Run, timeout: float
+) -> list[Output]:
+    """One output of the merge, as parts."""
     parts = write_parts(
         shop.blob,
         shop.new_key,
-        merged,
+        run.rows,
         schema,
         identity=shop.identity,
         settings=shop.settings,
@@ -66,18 +77,25 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
     )
     leaf, lower = (L0, b"") if job.leaf is None else (job.leaf.id, job.leaf.interval.lower)
     newest = max(reference.time_max for _, reference in job.inputs)
-    return tuple(
-        Output(leaf, lower, part, newest if part.time_max is None else part.time_max)
+    before = job.split_at if run.age == "history" else None
+    return [
+        Output(
+            leaf,
+            lower,
+            part,
+            newest if part.time_max is None else part.time_max,
+            reads_before=before,
+        )
         for part in parts
-    )
+    ]
 
 
 def _source(
     shop: Workshop, schema: TableSchema, reference: Reference, *, small: bool, timeout: float
 ) -> Source:
-    columns = [*schema.arrow.names, TIME, DIFF]
+    columns = [*schema.arrow.names, TIME, DIFF, END]
     read = shop.reader.read if small else shop.reader.batches
     data = read(
         reference.part, schema, columns=columns, interval=reference.interval, timeout=timeout
     )
-    return Source(data, reference.time, reference.part.distinct)
+    return Source(data, reference.time, reference.part.distinct, reference.rows_from)

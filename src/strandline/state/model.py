@@ -185,6 +185,15 @@ class Reference:
         least = self.time if self.part.time_min is None else self.part.time_min
         return least if self.rows_from is None else max(least, self.rows_from)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has rows, by their time, that do not count."""
+        return self.rows_from is not None and (self.part.time_min or 0) < self.rows_from
+
+    def is_over(self, since: int) -> bool:
+        """Whether no read from `since` on sees anything of it: it is history, and ended by then."""
+        return self.reads_before is not None and self.reads_before <= since
+
     def matters_at(self, as_of: int) -> bool:
         """Whether a read as of that time may see anything of it."""
         return self.time_min <= as_of and (self.reads_before is None or as_of < self.reads_before)

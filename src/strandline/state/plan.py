@@ -49,18 +49,28 @@ class ReadTask:
 
 
 def plan_read(
-    state: State, entries: Sequence[Entry], intervals: Sequence[Interval] | None, as_of: int
+    state: State,
+    entries: Sequence[Entry],
+    intervals: Sequence[Interval] | None,
+    as_of: int,
+    *,
+    raw: bool = False,
 ) -> list[ReadTask]:
     """The tasks that together give all rows in `intervals` (None: all) at `as_of`, by key.
 
     `entries` are the overlay: committed, not applied in `state`, at times up to `as_of`. Sources
-    of different tasks share no key; those of one task may.
+    of different tasks share no key; those of one task may. `raw`: with all that ever was stored
+    up to `as_of` and is there still.
     """
     wanted = [EVERYTHING] if intervals is None else united(intervals)
-    above = [r for r in level_zero(state) if r.matters_at(as_of)]
+
+    def matters(reference: Reference) -> bool:
+        return reference.time_min <= as_of if raw else reference.matters_at(as_of)
+
+    above = [r for r in level_zero(state) if matters(r)]
     tasks: list[ReadTask] = []
     for leaf, inside in _by_leaf(state, wanted):
-        references = [r for r in _of_leaf(state, leaf) if r.matters_at(as_of)]
+        references = [r for r in _of_leaf(state, leaf) if matters(r)]
         sources: list[_Placed] = [
             *((r.place, r) for r in references),
             *((place, r) for r in above if (place := r.place.intersect(leaf.interval))),
@@ -170,10 +180,20 @@ class CompactionJob:
 
     leaf: Leaf | None
     inputs: tuple[tuple[Key, Reference], ...]
-    whole: bool
-    """Whether nothing outside the inputs can hold an older row of one of their keys."""
-    forward_to: int
-    """F: what nobody can read apart any more at or before it is merged; -1: nothing is."""
+    since: int
+    """Nobody reads as of a time before it: what cannot be told apart from then on is merged, and
+    what was over by then is left out. -1: nothing is."""
+    split_at: int | None = None
+    """F: what is live then, what has ended by then, and what is newer are kept apart. None: they
+    are not."""
+    markers_from: int | None = None
+    """Markers at this time or later may go, once what they hide among the inputs has an end: what
+    else is there of their keys, they do not hide. None: none may."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no read there can be needs any of the inputs: they have no successor."""
+        return all(reference.is_over(self.since) for _, reference in self.inputs)
 
     @property
     def rows(self) -> int:
@@ -228,22 +248,64 @@ _STRATEGIES: dict[str, Callable[..., list[list[Key]]]] = {
 STRATEGIES = tuple(sorted(_STRATEGIES))
 
 
-def plan_compaction(state: State, strategy: str, *, parts_max: int = 11) -> list[CompactionJob]:
-    """The merges that the strategy wants in each leaf. L0 is `plan_descent`'s matter."""
+def plan_compaction(
+    state: State, strategy: str, *, parts_max: int = 11, keyed: bool = False
+) -> list[CompactionJob]:
+    """The merges that the strategy wants in each leaf. L0 is `plan_descent`'s matter.
+
+    History is merged with history, and the rest with the rest, except by "full", which takes all.
+    History that no read needs any more goes in a job of its own. `keyed`: the table is, so that a
+    part by itself may have rows that are history.
+    """
     above = level_zero(state)
     jobs: list[CompactionJob] = []
     since = state.meta.since or 0
     for _, leaf in state.leaves.range():
-        inside = list(state.references.prefix((1, leaf.interval.lower)))
-        if len(inside) < 2:
-            continue
-        sizes = [(_size(state, reference), key) for key, reference in inside]
-        for group in _STRATEGIES[strategy](sizes, parts_max=parts_max):
+        placed = list(state.references.prefix((1, leaf.interval.lower)))
+        over = tuple((key, ref) for key, ref in placed if ref.is_over(since))
+        if over:
+            jobs.append(CompactionJob(leaf, over, since))
+        inside = [(key, ref) for key, ref in placed if not ref.is_over(since)]
+        for group in _groups(state, inside, strategy, parts_max, keyed=keyed):
             chosen = set(group)
             inputs = tuple((key, ref) for key, ref in inside if key in chosen)
             others = [*above, *(ref for key, ref in inside if key not in chosen)]
-            jobs.append(CompactionJob(leaf, inputs, _whole(inputs, others), since))
+            split_at = _split_at(state, inputs)
+            jobs.append(CompactionJob(leaf, inputs, since, split_at, _markers_from(inputs, others)))
     return jobs
+
+
+_Inside = Sequence[tuple[Key, Reference]]
+
+
+def _groups(
+    state: State, inside: _Inside, strategy: str, parts_max: int, *, keyed: bool
+) -> list[list[Key]]:
+    """What is to be merged with what in one leaf."""
+
+    def grouped(references: _Inside) -> list[list[Key]]:
+        sizes = [(_size(state, reference), key) for key, reference in references]
+        return _STRATEGIES[strategy](sizes, parts_max=parts_max)
+
+    history = [(key, ref) for key, ref in inside if ref.reads_before is not None]
+    others = [(key, ref) for key, ref in inside if ref.reads_before is None]
+    if strategy != "full":
+        return [*grouped(others), *grouped(history)]
+    # One run of what is live, and one of history, is what a merge of both would give.
+    clean = all(r.part.distinct if keyed else not r.part.has_diff for _, r in others)
+    settled = len(others) < 2 and len(history) < 2 and clean
+    return [] if settled else [[key for key, _ in inside]]
+
+
+def _split_at(state: State, inputs: _Inside) -> int:
+    """F: the latest time there is, of which no commit is unapplied; of history, its own."""
+    befores = [reference.reads_before for _, reference in inputs]
+    known = [before for before in befores if before is not None]
+    if len(known) == len(inputs):
+        return max(known)
+    upper = state.meta.upper
+    # ◆ Never beyond what is applied: a commit that comes below F would end rows too late.
+    return max(reference.time_max for _, reference in inputs) if upper is None else upper - 1
 
 
 def _size(state: State, reference: Reference) -> float:
@@ -252,14 +314,23 @@ def _size(state: State, reference: Reference) -> float:
     return reference.part.size / max(1, use.references if use else 1)
 
 
-def _whole(inputs: Sequence[tuple[Key, Reference]], others: Sequence[Reference]) -> bool:
+def _markers_from(inputs: _Inside, others: Iterable[Reference]) -> int | None:
+    """From which time on markers of the inputs hide nothing that is outside of them.
+
+    SUBTLE: that is not only what is live outside. A part of history has rows whose end, as it says,
+    is later than that of a marker here: their merge did not see it. Only what has ended by the
+    time of the marker for certain is not hidden by it.
+    """
     places = [reference.place for _, reference in inputs]
     newest = max(reference.time_max for _, reference in inputs)
-    return not any(
-        other.time_min <= newest and other.place.intersect(place)
-        for other in others
-        for place in places
-    )
+    least = 0
+    for other in others:
+        if other.time_min > newest or not any(other.place.intersect(place) for place in places):
+            continue
+        if other.reads_before is None:
+            return None
+        least = max(least, other.reads_before)
+    return least
 
 
 def plan_small_merge(
@@ -275,7 +346,9 @@ def plan_small_merge(
         return None
     inside = list(state.references.prefix((0,) if lower is None else (1, lower)))
     small = [
-        (key, ref) for key, ref in inside if ref.part.size <= size_max and ref.part.rows < rows_max
+        (key, ref)
+        for key, ref in inside
+        if ref.part.size <= size_max and ref.part.rows < rows_max and ref.reads_before is None
     ]
     if len(small) < parts_min:
         return None
@@ -285,7 +358,7 @@ def plan_small_merge(
         return None
     chosen = set(groups[0])
     inputs = tuple((key, ref) for key, ref in small if key in chosen)
-    return CompactionJob(leaf, inputs, whole=False, forward_to=-1)
+    return CompactionJob(leaf, inputs, since=-1)
 
 
 def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]:
@@ -305,6 +378,8 @@ def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]
                         reference.time,
                         interval,
                         moved=True,
+                        reads_before=reference.reads_before,
+                        rows_from=reference.rows_from,
                     )
                 )
         if len(outputs) >= outputs_max:

@@ -63,7 +63,10 @@ def compact_table(
     state = machine.refresh(timeout=deadline.remaining())
     chosen = strategy or property_of(version, "strategy")
     parts_max = int(property_of(version, "compaction_parts"))
-    jobs = machine.run(lambda s: plan_compaction(s, chosen, parts_max=parts_max), state=state)
+    keyed = version.kind == "keyed"
+    jobs = machine.run(
+        lambda s: plan_compaction(s, chosen, parts_max=parts_max, keyed=keyed), state=state
+    )
     run = runner or _in_process(store, version, deadline)
     discarded = 0
     for done, (job, outputs) in enumerate(run(jobs), 1):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import Corruption
-from strandline.parts.merge import Source, last_rows, merge_compact, merge_read, prepare_batch
+from strandline.parts.compact import merge_compact
+from strandline.parts.merge import Source, last_rows, merge_read, prepare_batch
 from strandline.parts.schema import DIFF, TIME, TableSchema, new_schema
 from strandline.parts.sort import sort_table
 from strandline.state.model import TableKind
@@ -217,14 +218,7 @@ def check_compaction(history: Any, kind: TableKind, data: st.DataObject) -> None
     inside = [s for (s, _), c in zip(history, chosen, strict=True) if c]
     outside = [s for (s, _), c in zip(history, chosen, strict=True) if not c]
     size: int | None = data.draw(st.sampled_from([None, 1, 2, 3]), label="size")
-    compacted = merge_compact(
-        [fresh(s, size) for s in inside],
-        schema,
-        forward_to=until,
-        whole=whole,
-        memory_bytes=64 << 20,
-        threads=1,
-    ).read_all()
+    compacted = compact([fresh(s, size) for s in inside], kind, until, whole=whole)
     compacted.validate(full=True)
     has_diff = DIFF in compacted.column_names
     assert compacted.schema == schema.stored(time=True, diff=has_diff)
@@ -261,14 +255,18 @@ def source_of(updates: Sequence[Update], kind: TableKind, *, distinct: bool = Fa
 
 
 def compact(sources: Sequence[Source], kind: TableKind, until: int, *, whole: bool) -> pa.Table:
-    return merge_compact(
+    """What is left of the sources in one output."""
+    (merged,) = merge_compact(
         sources,
         schema_of(kind),
-        forward_to=until,
-        whole=whole,
+        since=until,
+        split_at=None,
+        markers_from=0 if whole else None,
         memory_bytes=64 << 20,
         threads=1,
-    ).read_all()
+    )
+    assert merged.age == "newer"
+    return merged.rows.read_all()
 
 
 def test_equal_rows_are_added_up_at_the_forwarded_time() -> None:
@@ -288,7 +286,7 @@ def test_retractions_without_their_rows_are_kept() -> None:
     kept = compact(
         [source_of([update(1, 3, -1), update(1, 4, -1)], "rows")], "rows", 6, whole=False
     )
-    assert (kept["b"].to_pylist(), kept[DIFF].to_pylist()) == ([1], [-2])
+    assert (kept["b"].to_pylist(), kept[DIFF].to_pylist()) == ([1, 1], [-1, -1])
 
 
 def test_a_marker_goes_only_when_nothing_older_can_be_outside() -> None:
@@ -375,16 +373,17 @@ def test_long_iterators_are_merged_in_bounded_pieces(make: Callable[[Any], Any])
             keys = pa.array(range(i, i + 30_000, 3), pa.int64())
             yield pa.RecordBatch.from_arrays([keys, keys], schema=schema.arrow)
 
-    reader = merge_compact(
+    (merged,) = merge_compact(
         [Source(make(batches(0)), time, distinct=True) for time in (1, 2)]
         if make is iter
         else [Source(pa.Table.from_batches(batches(0)), time, distinct=True) for time in (1, 2)],
         schema,
-        forward_to=5,
-        whole=True,
+        since=5,
+        split_at=None,
+        markers_from=0,
         memory_bytes=64 << 20,
         threads=2,
     )
-    kept = reader.read_all()
+    kept = merged.rows.read_all()
     assert kept["k"].to_pylist() == list(range(0, 300_000, 3))
     assert set(kept[TIME].to_pylist()) == {2}

@@ -135,7 +135,8 @@ def test_a_part_says_what_it_is() -> None:
     assert about == {
         "format": 1, "key": part.key, "rows": 100, "group_rows": 7, "kind": "rows",
         "row_keys": ["k"], "sort_keys": ["s"], "schema_version": 1, "distinct": True,
-        "time_min": None, "time_max": None, "history": False, "database": "d0", "table": "s0", "shard": "s0",
+        "time_min": None, "time_max": None, "history": False,
+        "database": "d0", "table": "s0", "shard": "s0",
         "name": "readings", "session": "w0", "token": "loader:1",
     }  # fmt: skip
 
