@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from strandline.connect import connect
+from strandline.connect import connect, open_location
 from strandline.database import Database
 from strandline.errors import (
     AsOfInFuture,
@@ -56,6 +56,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "connect",
+    "open_location",
 ]
 
 

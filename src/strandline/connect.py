@@ -35,7 +35,15 @@ from strandline.state.model import FORMAT
 from strandline.txn.background import open_store
 from strandline.txn.store import Store
 
-__all__ = ["LOG_FILE", "Marker", "connect", "decode_marker", "encode_marker", "open_blob"]
+__all__ = [
+    "LOG_FILE",
+    "Marker",
+    "connect",
+    "decode_marker",
+    "encode_marker",
+    "open_blob",
+    "open_location",
+]
 
 LOG_FILE = "log.sqlite"
 """The log of a database in a directory, beside the objects. No key of an object ends like this."""
@@ -65,9 +73,19 @@ def connect(
     Raises `UsageError` for a place that is not a database or of a newer format, `Corruption` for
     a damaged marker or a lost log, `LocationError` where the storage fails.
     """
+    _check_options(mode, consensus, storage_options)
+    chosen = settings or Settings()
+    place = _place(url)
+    origin = Origin(place.url, mode, chosen, _reopen, place.leaves_process)
+    seconds = chosen.timeout_seconds if timeout is None else timeout
+    return Database(Handle(_open(place, origin, create=create, timeout=seconds), origin))
+
+
+def _check_options(
+    mode: str, consensus: str | None, storage_options: Mapping[str, Any] | None
+) -> None:
     if mode not in {"rw", "r"}:
         raise UsageError(f'mode={mode!r}: pass "rw" to read and write, or "r" to read only')
-    chosen = settings or Settings()
     if storage_options:
         raise UsageError(f"storage_options are for object stores; supported are {_SUPPORTED}")
     if consensus is not None:
@@ -75,10 +93,55 @@ def connect(
             f"consensus={consensus!r}: the log of a directory is a file in it, and that of "
             "memory:// in memory; leave consensus= out"
         )
+
+
+def open_location(
+    url: str | os.PathLike[str],
+    *,
+    consensus: str | None = None,
+    mode: Literal["rw", "r"] = "rw",
+    create: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> Location:
+    """The place at `url` for shards by themselves (`strandline.shard`): no database is made.
+
+    Arguments as those of `connect`; an empty or missing directory becomes a location. Where there
+    is a database it is that one's location: shards of your own may lie beside its tables. To be
+    closed when all that was opened in it is.
+
+    Raises `UsageError` for a place that holds something else or, with `create=False` or
+    `mode="r"`, nothing; `Corruption` for a damaged marker or a lost log; `LocationError`.
+    """
+    _check_options(mode, consensus, storage_options)
+    env = RealEnv()
+    deadline = Deadline(env, Settings().timeout_seconds if timeout is None else timeout)
     place = _place(url)
-    origin = Origin(place.url, mode, chosen, _reopen, place.leaves_process)
-    seconds = chosen.timeout_seconds if timeout is None else timeout
-    return Database(Handle(_open(place, origin, create=create, timeout=seconds), origin))
+    blob = place.blob(env)
+    marker = _marker(place, blob, deadline)
+    missing = not place.log_is_there()
+    if missing and marker is not None:
+        raise _lost_log(place)
+    if missing:
+        place.check_free()
+        if mode == "r" or not create:
+            raise UsageError(
+                f"there is nothing at {place.url}; "
+                + ("open it with mode='rw' first" if create else "pass create=True")
+            )
+    # Without a marker the log may be one that somebody was stopped in making.
+    make = marker is None and create and mode == "rw"
+    log = place.consensus(env, read_only=mode == "r", create=make, timeout=deadline.remaining())
+    txns = "" if marker is None else marker.txns
+    return Location(blob, log, place.url, place.consensus_url, mode == "r", txns)
+
+
+def _lost_log(place: _Place) -> Corruption:
+    return Corruption(
+        f"the log of the database {place.url} is missing: {place.consensus_url}; restore it "
+        "from a copy",
+        object=LOG_FILE,
+    )
 
 
 def _reopen(origin: Origin) -> Store:
@@ -278,11 +341,7 @@ def _open(place: _Place, origin: Origin, *, create: bool, timeout: float) -> Sto
                 + ("open it with mode='rw' first" if create else "connect with create=True")
             )
     elif not place.log_is_there():
-        raise Corruption(
-            f"the log of the database {place.url} is missing: {place.consensus_url}; restore it "
-            "from a copy",
-            object=LOG_FILE,
-        )
+        raise _lost_log(place)
     # SUBTLE: the log is made before the marker, so that a marker without a log is always damage
     # and never the work of somebody who was stopped in between.
     consensus = place.consensus(
@@ -291,7 +350,7 @@ def _open(place: _Place, origin: Origin, *, create: bool, timeout: float) -> Sto
     try:
         if marker is None:
             marker = _put_marker(place, blob, env, deadline)
-        location = Location(blob, consensus, place.url, place.consensus_url, read_only)
+        location = Location(blob, consensus, place.url, place.consensus_url, read_only, marker.txns)
         store = open_store(location, marker.database, marker.txns, env, origin.settings)
         store.txns.refresh(timeout=deadline.remaining())
     except BaseException:
@@ -328,7 +387,7 @@ def _marker_of_records(place: _Place, blob: Blob, env: Env, deadline: Deadline) 
     if records and found is None:
         raise Corruption(
             f"the object {MARKER_KEY} of {place.url} is missing, but its log has records; restore "
-            "it from a copy",
+            "it from a copy (or, if there are only shards without a database, use open_location)",
             object=MARKER_KEY,
         )
     return found

@@ -38,6 +38,7 @@ def test_the_public_names_are_these() -> None:
         "UsageError",
         "__version__",
         "connect",
+        "open_location",
     ]
 
 

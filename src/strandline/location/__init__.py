@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
 from strandline.location.consensus import Consensus, Record
@@ -19,3 +21,21 @@ class Location:
     url: str
     consensus_url: str
     read_only: bool = False
+    txns: str = ""
+    """The txns shard of the database that is there; empty: there is none."""
+
+    def close(self) -> None:
+        """Lets go of files and connections. What was opened here is useless then."""
+        self.blob.close()
+        self.consensus.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

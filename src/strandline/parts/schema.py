@@ -21,6 +21,7 @@ __all__ = [
     "TIME",
     "TableSchema",
     "column_id",
+    "key_columns",
     "new_schema",
     "normal_type",
     "validate_table_name",
@@ -130,6 +131,12 @@ def new_schema(
         if field.name in keys:
             _validate_key_type(field)
     return TableSchema(pa.schema(fields), row, sort, kind)
+
+
+def key_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The names of all columns whose type a key can have, in order."""
+    stored = ((f.name, normal_type(f.type, f"column {f.name!r}")) for f in schema)
+    return tuple(name for name, kind in stored if any(check(kind) for check in _KEY_TYPES))
 
 
 def validate_table_name(name: str) -> None:
