@@ -14,7 +14,7 @@ from strandline.errors import UnknownTable
 from strandline.shard.chain import verified
 from strandline.shard.patience import reading
 from strandline.state.codec import LogRecord
-from strandline.state.model import Meta, TableVersion
+from strandline.state.model import TableVersion
 from strandline.state.replay import State
 from strandline.times import Commit, datetime_of
 from strandline.txn.store import Store
@@ -88,7 +88,15 @@ def commit_at(store: Store, time: int, deadline: Deadline) -> Commit:
             end = middle
         else:
             first = found.seqno + 1
-    found = next(_commits_from(store, first, state.seqno + 1, deadline), None)
+    # In the record before there may be a group that begins earlier and has this time too.
+    found = next(
+        (
+            c
+            for c in _commits_from(store, max(first - 1, 1), state.seqno + 1, deadline)
+            if c.time >= time
+        ),
+        None,
+    )
     if found is None or found.time != time:
         return Commit(time, None, ())
     names = tuple(_name(store, state, table, time) for table in found.touched)
@@ -136,9 +144,7 @@ def _commits_from(store: Store, seqno: int, end: int, deadline: Deadline) -> Ite
         for record in records:
             if record.seqno >= end:
                 return
-            commit = _committed(record)
-            if commit is not None:
-                yield commit
+            yield from _committed(record)
         if not records:
             return
         seqno = records[-1].seqno + 1
@@ -155,19 +161,24 @@ def _scan(store: Store, seqno: int, limit: int, deadline: Deadline) -> list[LogR
     return [verified(shard, record) for record in found]
 
 
-def _committed(record: LogRecord) -> _Committed | None:
-    """What the record committed; None for a record of another command."""
-    uppers = [d.after.upper for d in record.diffs if isinstance(d.after, Meta)]
-    if record.command != "Commit" or not uppers or uppers[-1] is None:
-        return None
-    note: dict[str, Any] = json.loads(record.note) if record.note else {}
-    changed = dict.fromkeys(d.key[0] for d in record.diffs if isinstance(d.after, TableVersion))
-    return _Committed(
-        record.seqno,
-        uppers[-1] - 1,
-        record.session,
-        note.get("operation", ""),
-        note.get("rows", {}),
-        tuple(changed),
-        note.get("metadata", {}),
-    )
+def _committed(record: LogRecord) -> Iterator[_Committed]:
+    """What the record committed, by time; nothing if it is of another command."""
+    if record.command != "CommitGroup" or not record.note:
+        return
+    changed: dict[int, dict[str, None]] = {}
+    for diff in record.diffs:
+        if isinstance(diff.after, TableVersion):
+            version = diff.after
+            time = version.valid_from if version.valid_until is None else version.valid_until
+            changed.setdefault(time, {})[version.table] = None
+    note: dict[str, Any] = json.loads(record.note)
+    for said in note["commits"]:
+        yield _Committed(
+            record.seqno,
+            said["time"],
+            record.session,
+            said.get("operation", ""),
+            said.get("rows", {}),
+            tuple(changed.get(said["time"], ())),
+            said.get("metadata", {}),
+        )

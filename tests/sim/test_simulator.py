@@ -110,18 +110,18 @@ def test_an_overlay_without_the_filter_by_time_is_noticed(monkeypatch: Patch) ->
 def test_a_cached_data_state_that_is_older_than_what_was_tidied_is_noticed(
     monkeypatch: Patch,
 ) -> None:
-    data_for = view._data_for
+    data_for = view.data_for
 
     def cached(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
         known = store.data(version.table).state
         return known if known.seqno else data_for(store, state, version, deadline)
 
-    monkeypatch.setattr(view, "_data_for", cached)
+    monkeypatch.setattr(view, "data_for", cached)
     assert noticed(range(1, 46)) != ""
 
 
 def test_a_data_shard_that_is_read_before_the_txns_shard_is_noticed(monkeypatch: Patch) -> None:
-    settled, data_for = view._settled, view._data_for
+    settled, data_for = view._settled, view.data_for
     early: dict[tuple[int, str], State] = {}
 
     def data_first(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State, int]:
@@ -134,7 +134,7 @@ def test_a_data_shard_that_is_read_before_the_txns_shard_is_noticed(monkeypatch:
         return known or data_for(store, state, version, deadline)
 
     monkeypatch.setattr(view, "_settled", data_first)
-    monkeypatch.setattr(view, "_data_for", read_early)
+    monkeypatch.setattr(view, "data_for", read_early)
     assert noticed(range(1, 200), "Difference")
 
 

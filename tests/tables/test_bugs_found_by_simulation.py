@@ -91,7 +91,7 @@ def test_the_latest_time_can_be_read_whatever_a_compaction_gives_up(
     # Between reading the txns shard and the data shard, since passed what had been the latest.
     table = db.create_table("brief", COLUMNS, row_keys="k", properties={"retention": "0 seconds"})
     table.append(rows((1, 1)))
-    data_for = view._data_for
+    data_for = view.data_for
     meanwhile: list[Callable[[], object]] = [
         lambda: table.append(rows((2, 2))),
         lambda: apply(table),
@@ -105,7 +105,7 @@ def test_the_latest_time_can_be_read_whatever_a_compaction_gives_up(
             step()
         return data_for(*arguments)
 
-    monkeypatch.setattr(view, "_data_for", slow)
+    monkeypatch.setattr(view, "data_for", slow)
     assert found(table) == [(1, 1), (2, 2), (3, 3)]
 
 

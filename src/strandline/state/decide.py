@@ -105,4 +105,4 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
 }
 
 # These look at their token first, and a session may be closed twice.
-_SAY_WHEN_FENCED = (Append, Commit, CloseSession)
+_SAY_WHEN_FENCED = (Append, Commit, CommitGroup, CloseSession)

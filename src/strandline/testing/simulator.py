@@ -208,10 +208,6 @@ class History:
                 raise Broken(f"{shard} is at {upper}, and tidied through {progress.tidied_through}")
 
     def _on_commit(self, seen: Seen) -> None:
-        upper = seen.after.meta.upper
-        assert upper is not None
-        if upper != seen.before.meta.upper:
-            self._commits.append(upper - 1)
         for diff in seen.record.diffs:
             version = diff.after
             if isinstance(version, TableVersion) and version.table not in self.reference.tables:
@@ -219,9 +215,11 @@ class History:
                 assert version.kind != "aggregate"
                 self.reference.create(version.table, version.kind, keys)
         note = json.loads(seen.record.note) if seen.record.note else {}
-        op = note.get("metadata", {}).get("op")
-        if op is not None:
-            self.reference.committed(op, upper - 1)
+        for said in note.get("commits", ()):
+            self._commits.append(said["time"])
+            op = said.get("metadata", {}).get("op")
+            if op is not None:
+                self.reference.committed(op, said["time"])
 
     def _versions(self) -> Sequence[TableVersion]:
         state = self.sim.watch.states.get(TXNS)

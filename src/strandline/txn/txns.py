@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State
+from strandline.txn.grouping import CommitQueue, Note
 
 __all__ = ["TIDIES_PER_COMMIT", "Txns"]
 
@@ -30,6 +30,7 @@ class Txns:
         self.machine = machine
         self._env = env
         self._applied: deque[Key] = deque()
+        self._queue = CommitQueue(machine, env, self._take_tidies, self.to_be_tidied)
         self._overlays: dict[str, tuple[tuple[object, int, int | None], tuple[Entry, ...]]] = {}
         """Per table what was asked last, and the answer."""
         self._lock = threading.Lock()
@@ -120,26 +121,16 @@ class Txns:
 
         Errors: those of `Commit`; a LocationError says whether it may have happened.
         """
-        tidies = self._take_tidies()
         command = Commit(
             self._env.now_micros(),
             tuple(writes),
             tuple(changes),
             token,
-            tidies,
-            at_least,
-            tuple(reads),
+            at_least=at_least,
+            reads=tuple(reads),
         )
-        try:
-            result: CommitResult = self.machine.submit(
-                command, timeout=timeout, note=_note(operation, metadata, writes)
-            )
-        except BaseException:
-            self.to_be_tidied(tidies)  # retracting what is gone already is skipped
-            raise
-        if result.repeated:
-            self.to_be_tidied(tidies)
-        return result
+        note = _note(operation, metadata, writes)
+        return self._queue.commit(command, note, timeout=timeout)
 
     def to_be_tidied(self, keys: Iterable[Key]) -> None:
         """Tells of entries that are applied for certain; later commits retract them."""
@@ -176,7 +167,7 @@ def _holds(version: TableVersion, as_of: int | None) -> bool:
     )
 
 
-def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[Write]) -> str:
+def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[Write]) -> Note:
     note: dict[str, object] = {"operation": operation}
     if metadata:
         note["metadata"] = dict(metadata)
@@ -185,4 +176,4 @@ def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[W
         rows[write.table] += write.batch.rows
     if rows:
         note["rows"] = rows
-    return json.dumps(note, separators=(",", ":"), ensure_ascii=False)
+    return note

@@ -1,0 +1,155 @@
+"""Commits of one process that fall together: one compare-and-set, an outcome for each.
+
+Whoever comes while a record is on its way waits for it; the next record takes everybody who waits.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.env import Deadline, Env
+from strandline.errors import DeadlineExceeded, StrandlineError
+from strandline.shard.machine import Machine
+from strandline.state.commands import Commit, CommitGroup, CommitResult
+from strandline.state.model import Key
+
+__all__ = ["CommitQueue", "Note"]
+
+Note = Mapping[str, Any]
+"""What the log says of a commit besides its diffs, for people."""
+
+_MEMBERS_MAX = 256
+_BYTES_MAX = 1 << 20
+"""Inline bytes of a group: a large commit does not make small ones wait for its bytes."""
+
+
+@dataclass(eq=False)
+class _Member:
+    """A commit that waits, and its outcome as soon as there is one."""
+
+    command: Commit
+    note: Note
+    deadline: Deadline
+    outcome: CommitResult | BaseException | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it adds to the record, about."""
+        return sum(len(write.batch.inline) for write in self.command.writes)
+
+
+class CommitQueue:
+    """Gathers the commits of the threads of one process. Thread-safe.
+
+    `tidies` gives the keys of applied entries that a record retracts along the way, and `again`
+    takes back those that were not.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        env: Env,
+        tidies: Callable[[], tuple[Key, ...]],
+        again: Callable[[tuple[Key, ...]], None],
+    ) -> None:
+        self._machine = machine
+        self._env = env
+        self._tidies = tidies
+        self._again = again
+        self._waiting: list[_Member] = []
+        self._guard = threading.Lock()
+        # Held by whoever submits for all that wait.
+        self._turn = threading.Lock()
+
+    def commit(self, command: Commit, note: Note, *, timeout: float) -> CommitResult:
+        """The commit's outcome, alone or with others. Its errors are those of `Commit`.
+
+        A group is one record: if it is not known whether that was written, it is not known of
+        any of its commits.
+        """
+        member = _Member(command, note, Deadline(self._env, timeout))
+        with self._guard:
+            self._waiting.append(member)
+        if not self._turn.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+            raise self._late(member)
+        try:
+            if member.outcome is None:
+                self._submit(self._next(member))
+        finally:
+            self._turn.release()
+        if isinstance(member.outcome, BaseException):
+            raise member.outcome
+        if member.outcome is None:  # `_submit` leaves none without
+            raise AssertionError("a commit without an outcome")
+        return member.outcome
+
+    def _late(self, member: _Member) -> DeadlineExceeded:
+        """The time is over. Is the commit still waiting, or on its way?"""
+        with self._guard:
+            waits = member in self._waiting
+            if waits:
+                self._waiting.remove(member)
+        return DeadlineExceeded(
+            "earlier commits of this handle did not end in time, and this one was "
+            + ("not begun" if waits else "on its way with them")
+            + "; pass a larger timeout= to wait longer",
+            may_have_happened=not waits,
+        )
+
+    def _next(self, member: _Member) -> list[_Member]:
+        """Those that go now: the member, and others that wait, in the order they came."""
+        with self._guard:
+            room = _BYTES_MAX - member.size
+            group: list[_Member] = []
+            left: list[_Member] = []
+            for each in self._waiting:
+                fits = each is member or (len(group) < _MEMBERS_MAX and each.size <= room)
+                if fits and each is not member:
+                    room -= each.size
+                (group if fits else left).append(each)
+            self._waiting = left
+        return group
+
+    def _submit(self, group: Sequence[_Member]) -> None:
+        tidies = self._tidies()
+        written = False
+        try:
+            outcomes = self._outcomes(group, tidies)
+            written = any(isinstance(o, CommitResult) and not o.repeated for o in outcomes)
+        except BaseException as error:
+            for member in group:
+                member.outcome = error
+            if not isinstance(error, StrandlineError):
+                raise  # an interrupt, a bug: it ends the thread that it came up in, too
+        else:
+            for member, outcome in zip(group, outcomes, strict=True):
+                member.outcome = outcome
+        finally:
+            if not written:
+                self._again(tidies)  # retracting what is gone already is skipped
+
+    def _outcomes(
+        self, group: Sequence[_Member], tidies: tuple[Key, ...]
+    ) -> list[CommitResult | StrandlineError]:
+        """One record for all of them."""
+        timeout = max(member.deadline.remaining() for member in group)
+        commits = tuple(member.command for member in group)
+        notes = [member.note for member in group]
+
+        def note(outcomes: Sequence[CommitResult | StrandlineError]) -> str:
+            done = [
+                {"time": outcome.time, **said}
+                for outcome, said in zip(outcomes, notes, strict=True)
+                if isinstance(outcome, CommitResult) and not outcome.repeated
+            ]
+            return json.dumps({"commits": done}, separators=(",", ":"), ensure_ascii=False)
+
+        command = CommitGroup(commits, tidies)
+        outcomes: list[CommitResult | StrandlineError] = self._machine.submit(
+            command, timeout=timeout, note=note
+        )
+        return outcomes
