@@ -365,8 +365,7 @@ def _pairing(passage: Passage, schema: TableSchema, split_at: int | None) -> str
         SELECT {row}, {time}, CAST(sum({diff}) AS BIGINT) AS {diff}
         FROM stored SEMI JOIN touched USING ({keys})
         WHERE {end} = {_OPEN}
-        GROUP BY {row}, {time}
-        HAVING sum({diff}) <> 0),
+        GROUP BY {row}, {time}),
     single AS (
         SELECT {row}, {time}, CAST(sign({diff}) AS BIGINT) AS {diff},
             unnest(range(CAST(abs({diff}) AS BIGINT))) AS copy

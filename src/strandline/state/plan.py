@@ -23,6 +23,7 @@ __all__ = [
     "leaf_bounds",
     "leaf_number",
     "level_zero",
+    "markers_from",
     "plan_compaction",
     "plan_descent",
     "plan_read",
@@ -55,16 +56,22 @@ def plan_read(
     as_of: int,
     *,
     raw: bool = False,
+    may_hold: Callable[[Part], bool] | None = None,
 ) -> list[ReadTask]:
     """The tasks that together give all rows in `intervals` (None: all) at `as_of`, by key.
 
     `entries` are the overlay: committed, not applied in `state`, at times up to `as_of`. Sources
     of different tasks share no key; those of one task may. `raw`: with all that ever was stored
-    up to `as_of` and is there still.
+    up to `as_of` and is there still. `may_hold` says of a part whether any row that is asked for
+    may be in it; parts without one are left out.
     """
     wanted = [EVERYTHING] if intervals is None else united(intervals)
+    if may_hold is not None:
+        entries = [left for entry in entries if (left := _holding(entry, may_hold))]
 
     def matters(reference: Reference) -> bool:
+        if may_hold is not None and not may_hold(reference.part):
+            return False
         return reference.time_min <= as_of if raw else reference.matters_at(as_of)
 
     above = [r for r in level_zero(state) if matters(r)]
@@ -83,6 +90,18 @@ def plan_read(
         ]
         tasks += [_task(leaf, inside, cluster) for cluster in _clusters(touched)]
     return tasks
+
+
+def _holding(entry: Entry, may_hold: Callable[[Part], bool]) -> Entry | None:
+    """The entry with those of its parts that may hold what is asked for; None if nothing is left."""
+    batch = entry.batch
+    parts = tuple(part for part in batch.parts if may_hold(part))
+    if len(parts) == len(batch.parts):
+        return entry
+    if not parts and not batch.inline:
+        return None
+    rows = batch.rows - sum(part.rows for part in batch.parts) + sum(part.rows for part in parts)
+    return replace(entry, batch=replace(batch, parts=parts, rows=rows))
 
 
 def united(intervals: Iterable[Interval]) -> list[Interval]:
@@ -271,7 +290,7 @@ def plan_compaction(
             inputs = tuple((key, ref) for key, ref in inside if key in chosen)
             others = [*above, *(ref for key, ref in inside if key not in chosen)]
             split_at = _split_at(state, inputs)
-            jobs.append(CompactionJob(leaf, inputs, since, split_at, _markers_from(inputs, others)))
+            jobs.append(CompactionJob(leaf, inputs, since, split_at, markers_from(inputs, others)))
     return jobs
 
 
@@ -314,7 +333,7 @@ def _size(state: State, reference: Reference) -> float:
     return reference.part.size / max(1, use.references if use else 1)
 
 
-def _markers_from(inputs: _Inside, others: Iterable[Reference]) -> int | None:
+def markers_from(inputs: _Inside, others: Iterable[Reference]) -> int | None:
     """From which time on markers of the inputs hide nothing that is outside of them.
 
     SUBTLE: that is not only what is live outside. A part of history has rows whose end, as it says,
