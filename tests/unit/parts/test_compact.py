@@ -138,7 +138,7 @@ class World:
         """Puts the outputs in the place of those chosen; what they are, by age."""
         others = [s.reference for s in self.stored if all(s is not c for c in chosen)]
         inputs = [((1, b"", s.reference.id), s.reference) for s in chosen]
-        outputs = {}
+        outputs: dict[str, pa.Table] = {}
         for age, rows in merge_compact(
             [s.source(size) for s in chosen],
             self.schema,
@@ -388,9 +388,10 @@ def test_reads_at_the_split_or_later_need_no_history() -> None:
     world = of("keyed", [Update(0, 0, 1)], [Update(0, 1, 5)], [Update(1, 2, 2)])
     world.merge(world.stored, split_at=5)
     ages = [
-        ["current" if END not in s.data.column_names else "history" for s in world.sources(as_of)]
+        ["history" if s.reference.part.has_end else "current" for s in world.stored
+         if s.reference.matters_at(as_of)]
         for as_of in (1, 4, 5)
-    ]
+    ]  # fmt: skip
     assert ages == [["history"], ["current", "history"], ["current"]]
 
 
