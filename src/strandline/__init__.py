@@ -26,14 +26,16 @@ from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql import Relation
+from strandline.subscription import Change, Subscription
 from strandline.table import Table
-from strandline.times import Commit, Micros
+from strandline.times import Commit, Micros, Progress
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsOfInFuture",
     "AsOfTooOld",
+    "Change",
     "ClockSkew",
     "Commit",
     "Conflict",
@@ -44,11 +46,13 @@ __all__ = [
     "Held",
     "LocationError",
     "Micros",
+    "Progress",
     "Relation",
     "Scan",
     "SchemaMismatch",
     "Settings",
     "StrandlineError",
+    "Subscription",
     "Table",
     "TransactionConflict",
     "UnknownTable",

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.changes import Selection, delete_keys, delete_rows, overwrite, update_rows
+from strandline.conditions import compile_where
+from strandline.differences import Wanted
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
 from strandline.expressions import Assignments
@@ -21,7 +23,9 @@ from strandline.query import Scan, columns_of, want_of
 from strandline.reading import Reading, Want, typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
+from strandline.subscription import Subscription, start_of
 from strandline.times import Commit, datetime_of, parse_as_of
+from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of
 from strandline.txn.view import View, view_of
 from strandline.writing import WriteOptions, build, commit_writes, first_commit
@@ -244,6 +248,77 @@ class Table:
         """The first rows by key."""
         return self.scan(limit=rows, timeout=timeout).to_arrow()
 
+    def subscribe(
+        self,
+        start: Any = "snapshot",
+        until: Any = None,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        *,
+        with_old: bool = False,
+        timeout: float | None = None,
+        poll: float = 0.1,
+        name: str | None = None,
+    ) -> Subscription:
+        """An iterator over every change of the table, in whole commit times, each exactly once.
+
+        `start`: "snapshot" gives the rows as of now first, as changes at that time, and then what
+        comes; "now" only what comes; a time, or the `progress` of an earlier change (or its text),
+        what came after it. `until`: a time after which it ends. `timeout`: seconds without a
+        change after which it ends. `poll`: the longest pause between two looks, in seconds; after
+        a change it looks each millisecond, and then less and less often.
+
+        A `Change` has `rows`, `progress` and `complete`. rows: the user's columns, `__time` and
+        `__diff`, net per row and time. keyed: `__time` and `__op`; of a "delete" the keys, other
+        columns null. What was not there is not deleted. `with_old=True` (keyed) adds `__old`, a
+        struct: the row before. About once a second, and at the end, a change without rows tells
+        that time has passed.
+
+        To get each change once over restarts, keep `progress` together with what the rows brought
+        about, at `complete` changes only, and pass it as `start`. Many changes at one time come in
+        several: only the last is `complete` and moves `progress`. So does a snapshot.
+
+        `where` is a condition on the row. keyed: a row that ceases to match comes as a delete.
+        `columns` are chosen after rows were netted; in a keyed table the keys always come along.
+
+        While a subscription is open, a handle that may write keeps the history that it needs,
+        until the handle or the subscription is closed. With a `name` it is kept over restarts,
+        until `drop_subscription`; asking for a change says that those before were dealt with, and
+        who subscribes under the same name takes over. Errors: AsOfTooOld if the changes after
+        `start` are not kept any more, UnknownTable once the table was dropped and all before that
+        was given, Fenced if another took over.
+        """
+        if self._as_of is not None:
+            raise UsageError(
+                f"this is table {self._version.name!r} as of an earlier time, which has no changes "
+                "to come; subscribe to the table itself"
+            )
+        return Subscription(
+            self._handle,
+            self._wanted(columns, where, with_old=with_old),
+            start=start_of(start),
+            until=None if until is None else parse_as_of(until),
+            timeout=_seconds(timeout, "timeout"),
+            poll=_seconds(poll, "poll") or 0.0,
+            name=name,
+        )
+
+    def drop_subscription(self, name: str, *, timeout: float | None = None) -> bool:
+        """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
+        store, deadline = self._handle.store, self._handle.deadline(timeout)
+        store.check_writable()
+        return drop_subscription(store, self._version.table, name, timeout=deadline.remaining())
+
+    def holds(self, *, timeout: float | None = None) -> pa.Table:
+        """Who needs history of the table, or objects of it, to stay.
+
+        Columns: hold (its id), kind ("retention", "subscription", …), since (reads from that time
+        on stay exact; null: any may go), seqno (what dies at a later one stays), session (with
+        whose end it ends; null: it stays until it is closed), epoch, note.
+        """
+        deadline = self._handle.deadline(timeout)
+        return holds_of(self._handle.store, self._version.table, timeout=deadline.remaining())
+
     def __len__(self) -> int:
         return self.scan().count()
 
@@ -442,6 +517,20 @@ class Table:
             raw=False,
         )
 
+    def _wanted(self, columns: Sequence[str] | None, where: Any, *, with_old: bool) -> Wanted:
+        schema, name = typed(self._version)[0], self._version.name
+        chosen = (
+            tuple(schema.arrow.names) if columns is None else columns_of(self._version, columns)
+        )
+        if schema.kind == "keyed":
+            chosen = (*(key for key in schema.keys if key not in chosen), *chosen)
+        elif with_old:
+            raise UsageError(
+                f"table {name!r} is of kind 'rows', whose changes are whole rows: an "
+                "old row comes with __diff -1; leave with_old out"
+            )
+        return Wanted(self._version, chosen, compile_where(where, schema, name), with_old)
+
     def _prefix(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         given = key[0] if len(key) == 1 and isinstance(key[0], tuple | list) else key
         if not given:
@@ -458,6 +547,15 @@ class Table:
         chosen = None if columns is None else columns_of(self._version, columns)
         want = Want(chosen, tuple([KeyRange(p, p, closed=True) for p in prefixes]))
         return Reading(self._handle, self._view(deadline), want, deadline).table()
+
+
+def _seconds(value: Any, what: str) -> float | None:
+    """A number of seconds above 0, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise UsageError(f"{what}={value!r}: pass seconds, a number above 0")
+    return float(value)
 
 
 def _listed(keys: Any) -> list[Any]:

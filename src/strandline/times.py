@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from strandline.errors import UsageError
 
-__all__ = ["Commit", "Micros", "datetime_of", "micros_of", "parse_as_of"]
+__all__ = ["Commit", "Micros", "Progress", "datetime_of", "micros_of", "parse_as_of"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -16,6 +17,8 @@ _FORMS = (
     'a datetime with a time zone, an ISO string with one ("2026-11-20T10:00:00Z"), '
     "strandline.Micros(n) (microseconds since 1970-01-01 UTC), or a Commit"
 )
+_PROGRESS = re.compile(r"p[0-9a-f]{16}")
+_NOTHING = "snapshot"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,6 +65,39 @@ class Commit:
         return datetime_of(self.micros)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Progress:
+    """How far a subscription has come. `str` gives a text for keeping, `parse` the way back.
+
+    Everything up to and including `micros` was delivered. As an `as_of` it means that moment.
+
+    >>> str(Progress(1_763_632_800_000_000))
+    'p00064403c28ee800'
+    >>> Progress.parse("p00064403c28ee800").time.isoformat()
+    '2025-11-20T10:00:00+00:00'
+    """
+
+    micros: int
+    """Microseconds since 1970-01-01 UTC; -1: nothing was delivered whole yet."""
+
+    @property
+    def time(self) -> datetime:
+        """The moment as a datetime in UTC."""
+        return datetime_of(self.micros)
+
+    def __str__(self) -> str:
+        return _NOTHING if self.micros < 0 else f"p{self.micros:016x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Progress:
+        """The inverse of `str`."""
+        if text == _NOTHING:
+            return cls(-1)
+        if not _PROGRESS.fullmatch(text):
+            raise UsageError(f"{text!r} is no progress of a subscription: p and 16 hex digits")
+        return cls(int(text[1:], 16))
+
+
 def datetime_of(micros: int) -> datetime:
     """The moment as a datetime in UTC. Exact."""
     return _EPOCH + timedelta(microseconds=micros)
@@ -76,7 +112,7 @@ def parse_as_of(value: object) -> int:
     """The time that a user's `as_of` names, in µs; `UsageError` that shows the accepted forms."""
     if isinstance(value, Micros):
         return value.value
-    if isinstance(value, Commit):
+    if isinstance(value, Commit | Progress) and value.micros >= 0:
         return value.micros
     if isinstance(value, datetime):
         return _of_datetime(value)

@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     | {
         "changes",
         "conditions",
+        "differences",
         "engine",
         "expressions",
         "handle",
@@ -36,6 +37,7 @@ LAYERS: list[set[str]] = [
         "reports",
         "splitting",
         "statements",
+        "subscription",
         "writing",
     },
     {"txn"},

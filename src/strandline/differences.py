@@ -1,0 +1,308 @@
+"""Reads what changed in one table in a span of times: in bounded pieces, by key.
+
+The difference of snapshots. In a table of `rows`: every row with how often it was added or
+retracted at each time, net. In a `keyed` table: what each commit did to each key, an upsert or a
+delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.conditions import Condition
+from strandline.env import Deadline
+from strandline.errors import UnknownTable
+from strandline.handle import Handle
+from strandline.parts.keys import KeyRange, clip
+from strandline.parts.merge import Source
+from strandline.parts.schema import DIFF, END, TIME, TableSchema
+from strandline.parts.updates import OLD, OP, first_of_each, happened, netted, updates_in
+from strandline.reading import Reading, Want, cuts, intervals_of, typed
+from strandline.state.changes import ChangeTask
+from strandline.state.model import Entry, Interval, Part, TableVersion
+from strandline.state.replay import State
+from strandline.txn.changes import Asked, Span, Spans
+from strandline.txn.view import View, view_at
+
+__all__ = ["Difference", "Wanted"]
+
+_PIECE_ROWS = 262_144
+"""Updates in a piece, at most about: as in reads, few enough to hold several."""
+
+_LOOKUPS_MAX = 1_000
+"""Keys that are looked up one by one; of more, neighbours are looked up together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which changes of a table are wanted, and what of them."""
+
+    version: TableVersion
+    columns: tuple[str, ...]
+    """User columns, in order; in a keyed table all keys are among them."""
+    condition: Condition | None = None
+    with_old: bool = False
+
+    @property
+    def schema(self) -> TableSchema:
+        """The table's schema."""
+        return typed(self.version)[0]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The schema of what comes out."""
+        schema, keyed = self.schema, self.schema.kind == "keyed"
+        user = []
+        for name in self.columns:
+            field = schema.arrow.field(name).remove_metadata()
+            user.append(field.with_nullable(field.nullable or (keyed and name not in schema.keys)))
+        time = pa.field(TIME, pa.int64(), nullable=False)
+        if not keyed:
+            return pa.schema([*user, time, pa.field(DIFF, pa.int64(), nullable=False)])
+        plain = [pa.field(field.name, field.type) for field in user]
+        old = [pa.field(OLD, pa.struct(plain))] if self.with_old else []
+        return pa.schema([*user, time, *old, pa.field(OP, pa.string(), nullable=False)])
+
+    @property
+    def asked(self) -> Asked:
+        """What is to be planned for."""
+        schema, codec = typed(self.version)
+        found = intervals_of(Want(condition=self.condition), schema, codec)
+        return Asked(self.version.table, None if found is None else tuple(found))
+
+    def as_changes(self, rows: pa.Table, time: int) -> pa.Table:
+        """Rows of a snapshot as changes that made them, at its time."""
+        count = rows.num_rows
+        columns: list[Any] = [rows.column(name) for name in self.columns]
+        columns.append(np.full(count, time, dtype=np.int64))
+        arrow = self.arrow
+        if self.schema.kind == "keyed":
+            if self.with_old:
+                columns.append(pa.nulls(count, arrow.field(OLD).type))
+            columns.append(pa.repeat("upsert", count))
+        else:
+            columns.append(np.ones(count, dtype=np.int64))
+        return pa.Table.from_arrays([_array(column) for column in columns], schema=arrow)
+
+
+def _array(column: Any) -> Any:
+    return pa.array(column) if isinstance(column, np.ndarray) else column
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    task: ChangeTask
+    intervals: tuple[Interval, ...]
+
+
+class Difference:
+    """The changes of one table in a span of times. Its methods may be called from several threads.
+
+    Raises `BlobMissing` where a part is gone because the table was compacted since it was planned.
+    """
+
+    def __init__(
+        self, handle: Handle, wanted: Wanted, spans: Spans, span: Span, timeout: float | None
+    ) -> None:
+        self._handle = handle
+        self._wanted = wanted
+        self._schema, self._codec = typed(wanted.version)
+        self._state: State = spans.state
+        self._after = spans.after
+        self._through = spans.through
+        self._span = span
+        self._timeout = timeout
+        self._columns = self._needed()
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The changes, sorted by full key and then time over all tables, in bounded memory."""
+        pieces = (piece for task in self._span.tasks for piece in self._pieces(task))
+        store = self._handle.store
+        ahead = store.settings.threads
+        yield from store.env.stream(self._read, pieces, ahead=ahead)
+
+    def _needed(self) -> list[str]:
+        """The user columns that are read."""
+        names: list[str] = self._schema.arrow.names
+        if self._schema.kind == "rows":
+            return names  # what is equal in all of them is one row
+        condition = self._wanted.condition
+        looked_at = condition.columns if condition is not None else ()
+        needed = {*self._wanted.columns, *self._schema.keys, *looked_at}
+        return [name for name in names if name in needed]
+
+    def _deadline(self) -> Deadline:
+        """Whoever takes the changes may take any time: each piece has the whole timeout."""
+        return self._handle.deadline(self._timeout)
+
+    # --- pieces
+
+    def _pieces(self, task: ChangeTask) -> Iterator[_Piece]:
+        steps: list[tuple[bytes, int]] = []
+        sized = list(_parts_of(task))
+        rows = sum(part.rows for part, _, _, _ in sized)
+        rows += sum(e.batch.rows for e in task.entries if e.batch.inline)
+        if rows <= _PIECE_ROWS:
+            yield _Piece(task, task.intervals)
+            return
+        for part, place, _, _ in sized:
+            opened = self._handle.store.reader.opened(part, timeout=self._deadline().remaining())
+            group = opened.rows_of([0])
+            for wanted in _inside(task.intervals, place):
+                steps += [(opened.separators[g], group) for g in opened.groups_in(wanted)]
+        steps += [(e.batch.lower, e.batch.rows) for e in task.entries if e.batch.inline]
+        bounds: list[bytes | None] = [b"", *cuts(steps, _PIECE_ROWS), None]
+        for lower, upper in pairwise(bounds):
+            inside = _inside(task.intervals, Interval(lower or b"", upper))
+            if inside:
+                yield _Piece(task, inside)
+
+    def _read(self, piece: _Piece) -> pa.Table:
+        sources = [*self._from_parts(piece), *self._from_inline(piece)]
+        updates = updates_in(sources, self._schema, after=self._after, through=self._through)
+        arrow = self._wanted.arrow
+        if not updates.num_rows:
+            return arrow.empty_table()
+        made = self._netted if self._schema.kind == "rows" else self._happened
+        changes = made(updates)
+        columns = [changes.column(name) for name in arrow.names]
+        return pa.Table.from_arrays(columns, schema=arrow)
+
+    # --- reading
+
+    def _from_parts(self, piece: _Piece) -> Iterator[Source]:
+        for part, place, time, rows_from in _parts_of(piece.task):
+            inside = _inside(piece.intervals, place)
+            if not inside:
+                continue
+            own = ((TIME, part.time_max is not None), (DIFF, part.has_diff), (END, part.has_end))
+            data = self._handle.store.reader.read(
+                part,
+                self._schema,
+                columns=[*self._columns, *(name for name, there in own if there)],
+                intervals=inside,
+                timeout=self._deadline().remaining(),
+            )
+            yield Source(data, time, part.distinct, rows_from)
+
+    def _from_inline(self, piece: _Piece) -> Iterator[Source]:
+        for entry in piece.task.entries:
+            if not entry.batch.inline:
+                continue
+            data = self._handle.overlay.rows(entry, self._schema)
+            place = _place(entry)
+            if _inside(piece.intervals, place) != (place,):
+                data = clip(data, piece.intervals, self._codec)
+            if data.num_rows:
+                names = [*self._columns, *([DIFF] if entry.batch.has_diff else [])]
+                yield Source(data.select(names), entry.time, entry.batch.distinct)
+
+    def _netted(self, updates: pa.Table) -> pa.Table:
+        condition = self._wanted.condition
+        if condition is not None:
+            # Before the diffs are added up: equal rows both match, or neither does.
+            updates = condition.select(updates)
+        return netted(updates, self._schema.keys)
+
+    def _happened(self, updates: pa.Table) -> pa.Table:
+        wanted = self._wanted
+        condition = wanted.condition
+        changes = happened(
+            updates,
+            self._before(updates),
+            self._schema,
+            after=self._after,
+            select=None if condition is None else condition.select,
+            with_old=wanted.with_old,
+        )
+        if wanted.with_old:
+            old = changes.column(OLD).combine_chunks()
+            changes = changes.drop_columns([OLD]).append_column(OLD, self._of_columns(old))
+        return changes
+
+    def _of_columns(self, old: Any) -> Any:
+        """Of the old rows only the columns that are wanted."""
+        kind = self._wanted.arrow.field(OLD).type
+        chunks = old.chunks if isinstance(old, pa.ChunkedArray) else [old]
+        narrowed = []
+        for chunk in chunks:
+            columns = [chunk.field(name) for name in self._wanted.columns]
+            narrowed.append(
+                pa.StructArray.from_arrays(columns, fields=list(kind), mask=chunk.is_null())
+            )
+        return pa.chunked_array(narrowed, kind)
+
+    def _before(self, updates: pa.Table) -> pa.Table | None:
+        """The rows as of `after` of those keys of which it matters what was there."""
+        keys = self._schema.keys
+        matters = first_of_each(updates, keys)
+        if not self._wanted.with_old and self._wanted.condition is None:
+            # Only of a key that is deleted: if it was not there, nothing happened.
+            matters &= updates.column(DIFF).to_numpy() < 0
+        if not matters.any():
+            return None
+        looked_up = updates.filter(pa.array(matters)).select(keys)
+        view = self._view_before()
+        if view is None:
+            return None
+        want = Want(tuple(self._columns), tuple(_ranges(looked_up)), ordered=False)
+        deadline = self._deadline()
+        reading = Reading(self._handle, view, want, deadline, self._timeout)
+        if looked_up.num_rows <= _LOOKUPS_MAX:
+            return reading.table()
+        # What lies between the keys comes along; it is left out table by table.
+        found = [_with_keys_of(table, looked_up, keys) for table in reading.tables()]
+        return pa.concat_tables(found) if found else None
+
+    def _view_before(self) -> View | None:
+        """The table as of `after`; None if it was not there yet."""
+        store, table = self._handle.store, self._wanted.version.table
+        if self._after < 0:
+            return None
+        try:
+            version = store.txns.table_by_id(self._state, table, self._after)
+        except UnknownTable:
+            return None
+        return view_at(store, self._state, version, self._after, self._deadline())
+
+
+def _with_keys_of(table: pa.Table, keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    joined = table.join(keys, keys=list(names), join_type="left semi", use_threads=False)
+    return joined.select(table.column_names)
+
+
+def _ranges(keys: pa.Table) -> Iterator[KeyRange]:
+    """Ranges that have all of the keys, which are sorted: of each, or of runs of neighbours."""
+    step = -(-keys.num_rows // _LOOKUPS_MAX)
+    firsts = keys.take(pa.array(np.arange(0, keys.num_rows, step)))
+    ends = np.minimum(np.arange(step - 1, keys.num_rows + step - 1, step), keys.num_rows - 1)
+    lasts = keys.take(pa.array(ends))
+    for first, last in zip(_tuples(firsts), _tuples(lasts), strict=True):
+        yield KeyRange(first, last, closed=True)
+
+
+def _tuples(keys: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in keys.columns), strict=True)
+
+
+def _parts_of(task: ChangeTask) -> Iterator[tuple[Part, Interval, int, int | None]]:
+    """The parts: each with the keys it is there for, its time, and from when on its rows count."""
+    for r in task.references:
+        yield r.part, r.place, r.time, r.rows_from
+    for entry in task.entries:
+        for part in entry.batch.parts:
+            yield part, part.span, entry.time, None
+
+
+def _inside(intervals: Sequence[Interval], place: Interval) -> tuple[Interval, ...]:
+    return tuple(both for i in intervals if (both := i.intersect(place)))
+
+
+def _place(entry: Entry) -> Interval:
+    return Interval(entry.batch.lower, entry.batch.upper + b"\0")

@@ -1,0 +1,180 @@
+"""What changed in a span of times, made of stored updates: net rows, or what happened to keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.parts.adjacent import equal_to_next
+from strandline.parts.merge import Source, merge_read, sums
+from strandline.parts.schema import DIFF, END, TIME, TableSchema
+from strandline.parts.sort import sort_table
+
+__all__ = ["OLD", "OP", "first_of_each", "happened", "netted", "updates_in"]
+
+OP = "__op"
+"""Of a change in a keyed table: "upsert" or "delete"."""
+
+OLD = "__old"
+"""Of a change in a keyed table: the row before it, null if there was none."""
+
+Select = Callable[[pa.Table], pa.Table]
+
+
+def updates_in(
+    sources: Sequence[Source], schema: TableSchema, *, after: int, through: int
+) -> pa.Table:
+    """All updates of the sources at times in (`after`, `through`], at their times.
+
+    Sorted by full key, then time; with `__time` and `__diff`. The end of a row of history is an
+    update, too: a retraction (rows), or a marker where its key got no new row (keyed).
+    """
+    narrowed = [
+        Source(_since(source, after), source.time, source.distinct, source.rows_from)
+        for source in sources
+        if TIME in _columns(source) or source.time > after
+    ]
+    if not narrowed:
+        return schema.stored(time=True, diff=True).empty_table()
+    found = merge_read(narrowed, schema, as_of=through, raw=True)
+    return found.filter(pc.greater(found.column(TIME), after))
+
+
+def _columns(source: Source) -> list[str]:
+    table: Any = source.data
+    return table.column_names  # type: ignore[no-any-return]
+
+
+def _since(source: Source, after: int) -> pa.Table:
+    """Without the rows whose updates are all at times up to `after`."""
+    table: Any = source.data
+    if TIME not in table.column_names:
+        return table
+    last = table.column(END if END in table.column_names else TIME)
+    return table.filter(pc.greater(last, after))
+
+
+# --- tables of rows
+
+
+def netted(updates: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Equal rows of one time as one with their diffs added up; what adds up to nothing is gone.
+
+    `updates` are sorted by `keys`, then time. Of one key and time retractions come first.
+    """
+    same = _like_next(updates, [*keys, TIME])
+    if not same.any():
+        return updates
+    touched = same.copy()  # has a neighbour of its key and time
+    touched[1:] |= same[:-1]
+    alone = updates.filter(pa.array(~touched))
+    summed = sums(updates.filter(pa.array(touched))).select(updates.column_names)
+    return sort_table(pa.concat_tables([alone, summed]), keys, then=[TIME, DIFF])
+
+
+def _like_next(table: pa.Table, names: Sequence[str]) -> Any:
+    """For each row, whether the next has the same values."""
+    same = np.zeros(table.num_rows, dtype=bool)
+    if table.num_rows > 1:
+        same[:-1] = np.asarray(equal_to_next(table, names))
+    return same
+
+
+# --- keyed tables
+
+
+def first_of_each(updates: pa.Table, keys: Sequence[str]) -> Any:
+    """For each row of a table sorted by `keys`, whether it is the first of its key."""
+    first = np.ones(updates.num_rows, dtype=bool)
+    first[1:] = ~_like_next(updates, keys)[:-1]
+    return first
+
+
+def happened(
+    updates: pa.Table,
+    before: pa.Table | None,
+    schema: TableSchema,
+    *,
+    after: int,
+    select: Select | None,
+    with_old: bool,
+) -> pa.Table:
+    """What `updates` did to their keys, each against the row that there was just before it.
+
+    `updates` are sorted by full key, then time. `before`: the rows of those keys as of `after`
+    where it matters what was there, None where it does not matter anywhere. A row that `select`
+    does not give counts as none. Columns: those of `updates` but `__diff`, then `__old` (a struct
+    of the user's columns among them, with `with_old`) and `__op`. Of what is deleted only the keys
+    are given.
+    """
+    names = [name for name in updates.column_names if name not in {TIME, DIFF}]
+    line = _last_at_each_time(updates, schema.keys)
+    if before is not None and before.num_rows:
+        old = _as_updates(before.select(names), after).select(line.column_names).cast(line.schema)
+        line = sort_table(pa.concat_tables([old, line]), schema.keys, then=[TIME])
+    there = line.column(DIFF).to_numpy() > 0
+    if select is not None:
+        there &= _matching(line, select)
+    was_there = np.zeros(line.num_rows, dtype=bool)
+    was_there[1:] = _like_next(line, schema.keys)[:-1] & there[:-1]
+    told = (line.column(TIME).to_numpy() > after) & (there | was_there)
+    places = np.flatnonzero(told)
+    rows = line.take(pa.array(places))
+    gone = pa.array(~there[places])
+    columns = {name: _unless(gone, rows, name, schema) for name in names}
+    columns[TIME] = rows.column(TIME)
+    if with_old:
+        columns[OLD] = _old(line.select(names), places, was_there[places])
+    columns[OP] = pc.if_else(gone, "delete", "upsert")
+    return pa.table(columns)
+
+
+def _last_at_each_time(updates: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Of the updates of one key at one time the one that counts, which is the last."""
+    superseded = _like_next(updates, [*keys, TIME])
+    return updates.filter(pa.array(~superseded)) if superseded.any() else updates
+
+
+def _as_updates(rows: pa.Table, time: int) -> pa.Table:
+    times = pa.array(np.full(rows.num_rows, time, dtype=np.int64))
+    ones = pa.array(np.ones(rows.num_rows, dtype=np.int64))
+    return rows.append_column(TIME, times).append_column(DIFF, ones)
+
+
+_ROW = "__row"
+
+
+def _matching(table: pa.Table, select: Select) -> Any:
+    """For each row whether `select` gives it."""
+    numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+    mask = np.zeros(table.num_rows, dtype=bool)
+    mask[select(numbered).column(_ROW).to_numpy()] = True
+    return mask
+
+
+def _unless(gone: Any, rows: pa.Table, name: str, schema: TableSchema) -> Any:
+    """A column of the changes: null in those that are deletes, unless it is a key."""
+    column = rows.column(name)
+    if name in schema.keys:
+        return column
+    kept = np.flatnonzero(~gone.to_numpy(zero_copy_only=False))
+    if len(kept) == rows.num_rows:
+        return column
+    # By indices, because conditional functions of Arrow do not take every nested type.
+    indices = np.full(rows.num_rows, -1, dtype=np.int64)
+    indices[kept] = kept
+    return column.take(pa.array(indices, mask=indices < 0))
+
+
+def _old(line: pa.Table, places: Any, was_there: Any) -> Any:
+    """The rows before those at `places`, as structs."""
+    indices = pa.array(places - 1, mask=~was_there)
+    columns = [line.column(name).combine_chunks().take(indices) for name in line.column_names]
+    fields = [
+        pa.field(name, column.type) for name, column in zip(line.column_names, columns, strict=True)
+    ]
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~was_there))

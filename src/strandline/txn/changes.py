@@ -1,0 +1,165 @@
+"""Spans of times of several tables: where the updates in them are, for one pair of times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.env import Deadline
+from strandline.errors import AsOfTooOld, UnknownTable
+from strandline.shard.machine import Machine
+from strandline.state.changes import ChangeTask, entry_task, plan_changes, through_within
+from strandline.state.model import Interval, TableVersion
+from strandline.state.pages import TOP
+from strandline.state.replay import State
+from strandline.txn.store import Store
+from strandline.txn.view import data_for
+
+__all__ = ["Asked", "Span", "Spans", "look", "too_old"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A table that is asked for its changes."""
+
+    table: str
+    """Its id."""
+    intervals: tuple[Interval, ...] | None = None
+    """Only these encoded keys; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The updates of one table in a span of times: all in references, or all in entries."""
+
+    version: TableVersion
+    machine: Machine
+    tasks: tuple[ChangeTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The updates of several tables at times in (`after`, `through`]; nothing can change here."""
+
+    state: State
+    """Of the txns shard."""
+    after: int
+    through: int
+    """Equal to `after` if there is nothing newer yet."""
+    spans: tuple[Span, ...] = ()
+
+
+def look(
+    store: Store,
+    asked: Sequence[Asked],
+    after: int,
+    *,
+    until: int | None = None,
+    rows_max: int,
+    applied: bool = False,
+    deadline: Deadline,
+) -> Spans:
+    """The updates after `after` that there are now, up to `until`: some of them, in whole times.
+
+    One Consensus request, unless commits were applied and tidied meanwhile; of what is applied not
+    more at once than about `rows_max` rows. `applied`: what is applied is read from the tables'
+    shards, as they are stored now, even where its entries are still there. Errors: UnknownTable
+    (dropped, and everything before that was given), AsOfTooOld.
+    """
+    state = store.txns.refresh(timeout=deadline.remaining())
+    through = store.txns.latest(state)
+    through = through if until is None else min(through, until)
+    versions = [_version(store, state, one.table) for one in asked]
+    for version in versions:
+        if version.valid_until is not None:
+            through = min(through, version.valid_until - 1)
+            if through <= after:
+                raise UnknownTable(
+                    f"table {version.name!r} was dropped; no changes come after that"
+                )
+    if through <= after:
+        return Spans(state, after, after)
+    # SUBTLE ◆: the txns shard was read first. What it has no entries for any more was applied
+    # before, so that a state of the data shard that is beyond it has the rest.
+    planned: list[tuple[TableVersion, tuple[ChangeTask, ...] | None]] = []
+    for one, version in zip(asked, versions, strict=True):
+        if not applied and _tidied(store, state, one.table) <= after:
+            planned.append((version, None))
+            continue
+        if applied:
+            store.data(one.table).refresh(timeout=deadline.remaining())
+        data = data_for(store, state, version, deadline)
+        through = min(through, _last_applied(version, data, after))
+        planned.append((version, _applied(store, data, one, after, through, deadline)))
+    if through <= after:  # nothing is applied that is newer
+        return Spans(state, after, after)
+    tasks = [task for _, found in planned for task in found or ()]
+    through = through_within(tasks, after, through, rows_max)
+    spans = [
+        Span(
+            version,
+            store.data(version.table),
+            _committed(store, state, one, after, through) if found is None else found,
+        )
+        for one, (version, found) in zip(asked, planned, strict=True)
+    ]
+    return Spans(state, after, through, tuple(spans))
+
+
+def _applied(
+    store: Store, data: State, one: Asked, after: int, through: int, deadline: Deadline
+) -> tuple[ChangeTask, ...]:
+    found = store.data(one.table).run(
+        lambda s: plan_changes(s, one.intervals, after, through),
+        timeout=deadline.remaining(),
+        state=data,
+    )
+    return tuple(found)
+
+
+def _committed(
+    store: Store, state: State, one: Asked, after: int, through: int
+) -> tuple[ChangeTask, ...]:
+    entries = store.txns.machine.run(
+        lambda s: [
+            e for _, e in s.entries.range((one.table, after + 1), (one.table, through, TOP))
+        ],
+        state=state,
+    )
+    return tuple(entry_task(entries, one.intervals))
+
+
+def _version(store: Store, state: State, table: str) -> TableVersion:
+    """The newest version of the table, whether it still holds or not."""
+    found = store.txns.machine.run(
+        lambda s: [version for _, version in s.tables.prefix((table,))], state=state
+    )
+    if not found:
+        raise UnknownTable(f"the table {table} does not exist any more: it was dropped")
+    return found[-1]
+
+
+def _tidied(store: Store, state: State, table: str) -> int:
+    """Up to this time entries of the table may be gone; after it, all of them are there."""
+    progress = store.txns.machine.run(lambda s: s.tidied.get((table,)), state=state)
+    return -1 if progress is None else progress.tidied_through
+
+
+def _last_applied(version: TableVersion, data: State, after: int) -> int:
+    """The last time that is applied; AsOfTooOld if what came after `after` is no longer exact."""
+    upper, since = data.meta.upper, data.meta.since
+    if since is None or upper is None:
+        raise AsOfTooOld(f"table {version.name!r} was deleted; nothing of it can be read any more")
+    # What was moved to since came from before it; and before 0 there is nothing.
+    if after < since and since > 0:
+        raise too_old(version.name, after, since)
+    return upper - 1
+
+
+def too_old(name: str, after: int, since: int) -> AsOfTooOld:
+    """The error of a subscription that comes too late."""
+    return AsOfTooOld(
+        f"the changes of table {name!r} after {after} are not kept any more: the earliest time to "
+        f"start from is {since}; start from there, or with a new snapshot. A longer retention "
+        "property keeps more, and so does a subscription with a name"
+    )
