@@ -194,6 +194,7 @@ class Database:
         table: str | Sequence[str] | None = None,
         *,
         strategy: str | None = None,
+        force: bool = False,
         engine: object = "local",
         progress: Callable[[int, int], None] | None = None,
         timeout: float | None = None,
@@ -203,13 +204,16 @@ class Database:
         `table` is a name, a list of names, or None for all tables that are online. `strategy`
         ("size-ratio", "basic", "full") overrides the table's property. `engine` says where merging
         happens: "local", or a Spark session. `progress` is told (jobs done, jobs in all) of each
-        table. `timeout` (seconds) defaults to a day: this is long work. Safe beside everything.
+        table. A table that another is compacting is left alone (`claimed_by` in its report says
+        who), unless with `force`. `timeout` (seconds) defaults to a day: this is long work. Safe
+        beside everything.
         """
         names = [table] if isinstance(table, str) else table
         return compact(
             self._handle,
             names,
             strategy=strategy,
+            force=force,
             engine=engine,
             progress=progress,
             deadline=self._handle.deadline(_LONG_SECONDS if timeout is None else timeout),

@@ -32,6 +32,7 @@ def compact(
     names: Sequence[str] | None,
     *,
     strategy: str | None,
+    force: bool,
     engine: object,
     progress: Progress | None,
     deadline: Deadline,
@@ -46,11 +47,14 @@ def compact(
         versions = [v for v in store.txns.tables(state) if property_of(v, "online") == "true"]
     else:
         versions = [store.txns.table(state, name) for name in names]
+    # Whoever died while it had a claim gives it back.
+    store.look_out([version.table for version in versions], timeout=deadline.remaining())
     return [
         compact_table(
             store,
             version,
             strategy=strategy,
+            force=force,
             timeout=deadline.remaining(),
             runner=_runner(engine, store, version),
             progress=progress,

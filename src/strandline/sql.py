@@ -28,6 +28,7 @@ from strandline.state.commands import Write
 from strandline.state.model import Batch, TableVersion
 from strandline.statements import Delete, Insert, Update, names_in, parse_write
 from strandline.times import Commit
+from strandline.txn.staging import Staging
 from strandline.txn.view import View, views
 from strandline.writing import WriteOptions, build, commit_computed, commit_writes
 
@@ -228,8 +229,10 @@ class _Writing:
     def run(self, statement: Insert | Update | Delete) -> Commit:
         """Commits it; it is evaluated again when what it read has changed."""
         operation = type(statement).__name__.lower()
-        self._handle.store.check_writable()
-        options = WriteOptions(operation, None, {}, self._deadline)
+        store = self._handle.store
+        store.check_writable()
+        staging = Staging(store, self._deadline)
+        options = WriteOptions(operation, None, {}, self._deadline, staging)
         version = self._target(statement.target)
         if isinstance(statement, Insert):
             return self._insert(version, statement, options)

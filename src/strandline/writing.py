@@ -21,6 +21,7 @@ from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import Batch, TableVersion
 from strandline.state.plan import leaf_bounds
 from strandline.times import Commit
+from strandline.txn.staging import Staging
 from strandline.txn.store import Store
 from strandline.txn.view import View, view_of
 
@@ -45,6 +46,7 @@ class WriteOptions:
     token: Token | None
     metadata: Mapping[str, str]
     deadline: Deadline
+    staging: Staging
 
     @classmethod
     def of(
@@ -56,8 +58,15 @@ class WriteOptions:
         timeout: float | None,
     ) -> WriteOptions:
         """The options in a user's arguments; `UsageError` says what is wrong with them."""
-        handle.store.check_writable()
-        return cls(operation, _token(token), _metadata(metadata), handle.deadline(timeout))
+        store, deadline = handle.store, handle.deadline(timeout)
+        store.check_writable()
+        staging = Staging(store, deadline)
+        return cls(operation, _token(token), _metadata(metadata), deadline, staging)
+
+    @property
+    def token_text(self) -> str:
+        """The token as the footers of parts have it."""
+        return "" if self.token is None else f"{self.token[0]}:{self.token[1]}"
 
 
 def _token(token: Any) -> Token | None:
@@ -115,13 +124,12 @@ def build(
     `diff`: the data has a `__diff` column.
     """
     store = handle.store
-    token = "" if options.token is None else f"{options.token[0]}:{options.token[1]}"
     return build_batch(
         data,
         typed(version)[0],
         blob=store.location.blob,
-        new_key=lambda: store.new_part_key(version.table),
-        identity=store.identity(version, token),
+        new_key=lambda: options.staging.new_key(version.table),
+        identity=lambda: options.staging.identity(version, options.token_text),
         settings=store.settings,
         env=store.env,
         timeout=options.deadline.remaining(),

@@ -27,6 +27,7 @@ REPORT = pa.schema(
         ("jobs", pa.int64()),
         ("discarded", pa.int64()),
         ("rows", pa.int64()),
+        ("claimed_by", pa.string()),
     ]
 )
 
@@ -59,6 +60,9 @@ def compact(
         Strategy | None,
         typer.Option("--strategy", help="Which parts are merged; else as the table says."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also tables that another is compacting.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the merges, and do nothing.")
     ] = False,
@@ -78,7 +82,12 @@ def compact(
             db.table(names[0])  # a table that is not there is no reason to start Spark
         with spark_session() if engine is Engine.SPARK else nullcontext("local") as where:
             reports = db.compact(
-                names, strategy=chosen, engine=where, progress=report, timeout=timeout
+                names,
+                strategy=chosen,
+                force=force,
+                engine=where,
+                progress=report,
+                timeout=timeout,
             )
     emit(reported(reports), output, whole=True)
 

@@ -40,7 +40,7 @@ def build_batch(
     *,
     blob: Blob,
     new_key: Callable[[], str],
-    identity: Identity,
+    identity: Callable[[], Identity],
     settings: Settings,
     env: Env,
     timeout: float,
@@ -50,8 +50,9 @@ def build_batch(
     """A batch of data in any form that `to_arrow` takes; parts are written, nothing is committed.
 
     `diff`: the data has a column `__diff` besides the table's: -1 retracts a row (rows) or
-    deletes a key (keyed). `cuts` is asked for the bounds of the table's leaves if parts are
-    written: they end there where that does not make them small. No rows make a `Batch` of 0 rows.
+    deletes a key (keyed). Only if parts are written is anybody asked for their `identity`, and for
+    `cuts`, the bounds of the table's leaves: parts end there where that does not make them small.
+    No rows make a `Batch` of 0 rows.
     Raises as `to_arrow` and `conform` do; then parts may be left behind that nobody refers to.
     """
     stored = replace(schema, arrow=schema.stored(diff=True)) if diff else schema
@@ -88,7 +89,7 @@ class _Builder:
     schema: TableSchema
     blob: Blob
     new_key: Callable[[], str]
-    identity: Identity
+    identity: Callable[[], Identity]
     settings: Settings
     deadline: Deadline
     arrow: pa.Schema
@@ -141,7 +142,7 @@ class _Builder:
             self.new_key,
             rows,
             self.schema,
-            identity=self.identity,
+            identity=self.identity(),
             settings=self.settings,
             timeout=self.deadline.remaining(),
             cuts=self.cuts(),

@@ -43,6 +43,7 @@ def compact(
     table: str | None = None,
     *,
     strategy: str | None = None,
+    force: bool = False,
     progress: Callable[[int, int], None] | None = None,
     timeout: float | None = None,
 ) -> list[CompactionReport]:
@@ -55,7 +56,13 @@ def compact(
     deadline = handle.deadline(PATIENCE_SECONDS if timeout is None else timeout)
     names = None if table is None else [table]
     return compact_tables(
-        handle, names, strategy=strategy, engine=spark, progress=progress, deadline=deadline
+        handle,
+        names,
+        strategy=strategy,
+        force=force,
+        engine=spark,
+        progress=progress,
+        deadline=deadline,
     )
 
 
@@ -70,7 +77,7 @@ class SparkRunner:
     def __init__(self, spark: SparkSession, store: Store, version: TableVersion) -> None:
         self._spark = spark
         self._store = store
-        self._site = Site.of_store(store, version)
+        self._version = version
 
     def __call__(
         self, jobs: Sequence[CompactionJob]
@@ -84,7 +91,9 @@ class SparkRunner:
         # Pickled, as all is that goes between Spark's driver and its Python workers.
         rows = [(number, bytearray(pickle.dumps(job))) for number, job in enumerate(jobs)]
         frame = self._spark.createDataFrame(rows, "number int, job binary")
-        tasks = frame.repartitionById(len(rows), "number").mapInArrow(_Merging(self._site), RESULT)
+        machine = self._store.data(self._version.table)
+        site = Site.of_store(self._store, self._version, machine.live_session())
+        tasks = frame.repartitionById(len(rows), "number").mapInArrow(_Merging(site), RESULT)
         env = self._store.env
         # The caller's deadline is looked at between jobs, as for those of one process.
         deadline = Deadline(env, PATIENCE_SECONDS)

@@ -124,8 +124,8 @@ class _Import:
         self._options = options
         self._deadline: Deadline = options.deadline
         self._schema = TableSchema.from_version(version)
-        token = "" if options.token is None else f"{options.token[0]}:{options.token[1]}"
-        self._site = Site.of(handle, version, token)
+        session = options.staging.session()
+        self._site = Site.of_store(handle.store, version, session, options.token_text)
 
     def written(self, source: Any) -> Batch:
         """The batch of all rows of the source."""

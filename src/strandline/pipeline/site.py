@@ -56,13 +56,21 @@ class Site:
     identity: Identity
 
     @classmethod
-    def of(cls, handle: Handle, version: TableVersion, token: str = "") -> Site:
+    def of(cls, handle: Handle, version: TableVersion) -> Site:
         """The site of a table; `UsageError` if no other process can reach it."""
-        return cls.of_store(handle.store, version, token)
+        return cls.of_store(handle.store, version)
 
     @classmethod
-    def of_store(cls, store: Store, version: TableVersion, token: str = "") -> Site:
-        """The same from what lies below a handle."""
+    def of_store(
+        cls,
+        store: Store,
+        version: TableVersion,
+        session: SessionId | None = None,
+        token: str = "",
+    ) -> Site:
+        """The same from what lies below a handle. Tasks write under that session; None: the one
+        that commits.
+        """
         url = store.location.url
         if url.startswith("memory:"):
             raise UsageError(
@@ -71,7 +79,8 @@ class Site:
             )
         # Spark runs tasks side by side; each of them works on one core.
         settings = replace(store.settings, threads=1)
-        return cls(url, settings, version, store.identity(version, token))
+        identity = store.identity(version, session or store.session, token)
+        return cls(url, settings, version, identity)
 
     def workplace(self) -> Workplace:
         """The site in this process; opened once."""

@@ -189,14 +189,15 @@ class Machine:
 
     # --- the session
 
-    def live_session(self, *, timeout: float | None = None) -> SessionId:
+    def live_session(self, *, timeout: float | None = None, brief: bool = False) -> SessionId:
         """The session to write objects under; one that was silent shows first that it is open.
 
         Whoever writes objects that a later command enters has to hold the session meanwhile
-        (`strandline.shard.leases`), and asks here before the first of them.
+        (`strandline.shard.leases`), and asks here before the first of them. `brief`: the command
+        follows so soon that it is enough if the newest known state has the session open.
         """
         deadline = self._deadline(timeout)
-        quiet = self.quiet_seconds >= self._settings.lease_seconds / 4
+        quiet = not brief and self.quiet_seconds >= self._settings.lease_seconds / 4
         if self._registered and (quiet or self._has_ended(deadline)):
             self.submit(Heartbeat(), timeout=deadline.remaining())
         return self.session

@@ -8,7 +8,7 @@ from itertools import groupby
 import pyarrow as pa
 
 from strandline.env import Deadline
-from strandline.errors import UpperMismatch
+from strandline.errors import Fenced, UpperMismatch
 from strandline.parts.inline import decode_inline
 from strandline.parts.schema import DIFF, TIME, TableSchema
 from strandline.parts.sort import sort_table
@@ -46,6 +46,7 @@ def apply_table(
     data = store.data(table)
     upper = data.refresh(timeout=deadline.remaining()).meta.upper
     moved = 0
+    fenced = False
     leaves: frozenset[bytes | None] = frozenset()
     while upper is not None:
         size = store.settings.apply_backlog_commits
@@ -55,7 +56,16 @@ def apply_table(
         if not bite:
             break
         deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
-        done = _apply_bite(store, version[1], bite, upper, deadline)
+        try:
+            done = _apply_bite(store, version[1], bite, upper, deadline)
+        except Fenced:
+            # The session under which rows were gathered ended after the last look at the shard.
+            # Others may have applied meanwhile; what is left is gathered anew, under the next one.
+            if fenced:
+                raise
+            fenced = True
+            upper = data.refresh(timeout=deadline.remaining()).meta.upper
+            continue
         upper = done.upper
         leaves |= set(done.leaves)
         moved += len({entry.time for entry in bite})
@@ -98,6 +108,7 @@ def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: 
     """One sorted part of the rows of many small commits, each row with its commit time."""
     schema = TableSchema.from_version(version)
     diff = any(entry.batch.has_diff for entry in inline)
+    session = store.data(version.table).live_session(timeout=deadline.remaining(), brief=True)
     table = pa.concat_tables([_updates(entry, schema, diff=diff) for entry in inline])
     if len({entry.time for entry in inline}) == 1:
         table = table.drop_columns([TIME])  # the reference says the time
@@ -106,10 +117,10 @@ def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: 
         ordered = sort_table(table, schema.keys, then=(TIME,))
     return write_part(
         store.location.blob,
-        store.new_part_key(version.table),
+        store.new_part_key(version.table, session),
         ordered,
         schema,
-        identity=store.identity(version),
+        identity=store.identity(version, session),
         settings=store.settings,
         timeout=deadline.remaining(),
     )

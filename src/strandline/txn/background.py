@@ -39,6 +39,10 @@ class Background:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._due: dict[str, None] = {}
+        self._written: set[str] = set()
+        """Tables with commits of this handle since the last look at sessions."""
+        self._look_every = store.settings.lease_seconds / 4
+        self._look_at = store.env.monotonic() + self._look_every
         self._bytes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._worker: Worker | None = None
@@ -66,6 +70,9 @@ class Background:
     def _after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
         settings = self._store.settings
         due = []
+        written = list(written)
+        with self._lock:
+            self._written.update(table for table, _, _ in written)
         for table, size, has_parts in written:
             total = self._bytes[table] = self._bytes.get(table, 0) + size
             if (
@@ -75,7 +82,7 @@ class Background:
             ):
                 due.append(table)
         rollup = self._store.txns.machine.rollup_due
-        if not due and not rollup:
+        if not due and not rollup and not self._look_due:
             return
         if settings.background:
             with self._lock:
@@ -85,6 +92,7 @@ class Background:
         for table in due:
             self._serve(table, timeout=timeout)
         self._roll_up(timeout=timeout)
+        self._look_out(timeout=timeout)
 
     def close(self) -> None:
         """Ends the worker; what it had not done is left for others."""
@@ -119,6 +127,7 @@ class Background:
             try:
                 self._roll_up(timeout=timeout)
                 if table is None:
+                    self._look_out(timeout=timeout)
                     return
                 self._serve(table, timeout=timeout)
             except StrandlineError as error:
@@ -132,6 +141,22 @@ class Background:
     def _apply(self, table: str, *, timeout: float) -> Applied:
         self._bytes[table] = 0
         return apply_table(self._store, table, timeout=timeout)
+
+    @property
+    def _look_due(self) -> bool:
+        return self._store.env.monotonic() >= self._look_at
+
+    def _look_out(self, *, timeout: float) -> None:
+        """Looks after the sessions of others, now and then while this handle is in use.
+
+        A handle that nothing is written through looks at nothing.
+        """
+        with self._lock:
+            if not self._look_due:
+                return
+            self._look_at = self._store.env.monotonic() + self._look_every
+            tables, self._written = self._written, set()
+        self._store.look_out(sorted(tables), timeout=timeout)
 
     def _roll_up(self, *, timeout: float) -> None:
         for machine in self._store.machines():

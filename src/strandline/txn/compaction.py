@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from strandline.env import Deadline
+from strandline.errors import Fenced, StrandlineError
 from strandline.shard.merging import Workshop, run_job
-from strandline.state.commands import Compact, Output, Retain
+from strandline.state.commands import Claim, Compact, Output, Retain
 from strandline.state.model import TableVersion
 from strandline.state.plan import CompactionJob, plan_compaction, plan_descent, plan_small_merge
 from strandline.state.replay import State
@@ -23,6 +26,8 @@ JobRunner = Callable[[Sequence[CompactionJob]], Iterable[tuple[CompactionJob, tu
 Progress = Callable[[int, int], None]
 """Told (jobs done, jobs in all)."""
 
+_log = logging.getLogger("strandline")
+
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
@@ -33,9 +38,12 @@ class CompactionReport:
     parts_after: int
     jobs: int
     discarded: int
-    """Jobs whose inputs were replaced by somebody else meanwhile: their work was for nothing."""
+    """Jobs whose inputs were replaced by somebody else meanwhile, or whose session was ended: their
+    work was for nothing."""
     rows: int
     """Rows in the inputs of the jobs."""
+    claimed_by: str | None = None
+    """The session that was compacting the table already, so that this one left it alone."""
 
 
 def compact_table(
@@ -43,6 +51,7 @@ def compact_table(
     version: TableVersion,
     *,
     strategy: str | None = None,
+    force: bool = False,
     timeout: float,
     runner: JobRunner | None = None,
     progress: Progress | None = None,
@@ -50,7 +59,8 @@ def compact_table(
     """Applies, takes L0 down into the leaves, and merges there what the strategy wants.
 
     Safe beside anything else, itself included: a job is applied only if exactly its inputs are
-    still there. `strategy` None: the table's property. `runner` None: in this process.
+    still there. So that no work is done twice, a table that another claimed is left alone, unless
+    with `force`. `strategy` None: the table's property. `runner` None: in this process.
     """
     deadline = Deadline(store.env, timeout)
     machine = store.data(version.table)
@@ -60,22 +70,56 @@ def compact_table(
     _descend(store, version, deadline)
     state = machine.refresh(timeout=deadline.remaining())
     _retain(store, version, state, deadline)
+    claimed_by = None
+    jobs = _planned(store, version, strategy, deadline)
+    discarded = 0
+    if jobs:
+        with _claimed(store, version, deadline) as claimed_by:
+            # Again: whoever had the claim before may have done some of it.
+            leave = claimed_by is not None and not force
+            jobs = [] if leave else _planned(store, version, strategy, deadline)
+            run = runner or _in_process(store, version, deadline)
+            for done, (job, outputs) in enumerate(run(jobs) if jobs else (), 1):
+                discarded += not _replaced(store, version, job, outputs, deadline)
+                if progress is not None:
+                    progress(done, len(jobs))
+    after = machine.run(lambda s: s.parts.count(), state=machine.state)
+    rows = sum(job.rows for job in jobs)
+    return CompactionReport(version.name, before, after, len(jobs), discarded, rows, claimed_by)
+
+
+def _planned(
+    store: Store, version: TableVersion, strategy: str | None, deadline: Deadline
+) -> list[CompactionJob]:
+    machine = store.data(version.table)
     state = machine.refresh(timeout=deadline.remaining())
     chosen = strategy or property_of(version, "strategy")
     parts_max = int(property_of(version, "compaction_parts"))
     keyed = version.kind == "keyed"
-    jobs = machine.run(
-        lambda s: plan_compaction(s, chosen, parts_max=parts_max, keyed=keyed), state=state
+    return machine.run(
+        lambda s: list(plan_compaction(s, chosen, parts_max=parts_max, keyed=keyed)), state=state
     )
-    run = runner or _in_process(store, version, deadline)
-    discarded = 0
-    for done, (job, outputs) in enumerate(run(jobs), 1):
-        discarded += not _replace(store, version, job, outputs, deadline)
-        if progress is not None:
-            progress(done, len(jobs))
-    after = machine.run(lambda s: s.parts.count(), state=machine.state)
-    rows = sum(job.rows for job in jobs)
-    return CompactionReport(version.name, before, after, len(jobs), discarded, rows)
+
+
+@contextmanager
+def _claimed(store: Store, version: TableVersion, deadline: Deadline) -> Iterator[str | None]:
+    """Claims the table meanwhile; gives the session of another that has claimed it, if one has.
+
+    A claim ends with its session, whose owner keeps it alive while it is at work.
+    """
+    machine = store.data(version.table)
+    with store.pulse.holding(machine):
+        if not machine.submit(Claim(), timeout=deadline.remaining()):
+            yield machine.state.meta.claim or None
+            return
+        try:
+            yield None
+        finally:
+            try:
+                # Also when the deadline has passed: the next one shall not have to wait.
+                machine.submit(Claim(release=True))
+            except StrandlineError as error:
+                _log.warning("the claim on %r is left to expire: %s", version.name, error)
 
 
 def merge_small_parts(
@@ -92,10 +136,11 @@ def merge_small_parts(
         while (job := _small_merge(store, table, lower)) is not None:
             deadline.check(f"merging small parts of {table}", may_have_happened=True)
             version = store.txns.table_by_id(store.txns.machine.state, table)
-            outputs = run_job(
-                workshop(store, version, threads=1), job, timeout=deadline.remaining()
-            )
-            if not _replace(store, version, job, outputs, deadline):
+            with store.pulse.holding(machine):
+                shop = workshop(store, version, threads=1, timeout=deadline.remaining())
+                outputs = run_job(shop, job, timeout=deadline.remaining())
+                applied = _replace(store, version, job, outputs, deadline)
+            if not applied:
                 machine.refresh(timeout=deadline.remaining())
             merges += 1
     return merges
@@ -116,26 +161,28 @@ def _small_merge(store: Store, table: str, lower: bytes | None) -> CompactionJob
     )
 
 
-def workshop(store: Store, version: TableVersion, *, threads: int) -> Workshop:
-    """What jobs of the table need when they run in this process."""
+def workshop(store: Store, version: TableVersion, *, threads: int, timeout: float) -> Workshop:
+    """What a job of the table needs when it runs in this process, now."""
+    session = store.data(version.table).live_session(timeout=timeout)
     return Workshop(
         blob=store.location.blob,
         reader=store.reader,
         env=store.env,
         settings=store.settings,
         version=version,
-        identity=store.identity(version),
-        new_key=lambda: store.new_part_key(version.table),
+        identity=store.identity(version, session),
+        new_key=lambda: store.new_part_key(version.table, session),
         threads=threads,
     )
 
 
 def _in_process(store: Store, version: TableVersion, deadline: Deadline) -> JobRunner:
-    shop = workshop(store, version, threads=store.settings.threads)
-
     def run(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, tuple[Output, ...]]]:
         # One after another: a job's sort is parallel in itself, and memory stays bounded.
         for job in jobs:
+            shop = workshop(
+                store, version, threads=store.settings.threads, timeout=deadline.remaining()
+            )
             yield job, run_job(shop, job, timeout=deadline.remaining())
 
     return run
@@ -146,6 +193,24 @@ def _descend(store: Store, version: TableVersion, deadline: Deadline) -> None:
     machine = store.data(version.table)
     for command in machine.run(lambda s: list(plan_descent(s)), state=machine.state):
         machine.submit(command, timeout=deadline.remaining())
+
+
+def _replaced(
+    store: Store,
+    version: TableVersion,
+    job: CompactionJob,
+    outputs: tuple[Output, ...],
+    deadline: Deadline,
+) -> bool:
+    """Like `_replace`; False also if the session that wrote the outputs was ended meanwhile.
+
+    They are then garbage of that session, and the inputs are there to be planned again.
+    """
+    try:
+        return _replace(store, version, job, outputs, deadline)
+    except Fenced as error:
+        _log.warning("a merge of %r was for nothing: %s", version.name, error)
+        return False
 
 
 def _replace(

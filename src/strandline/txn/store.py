@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from typing import Protocol
 
 from strandline.env import Env
-from strandline.errors import UsageError
+from strandline.errors import StrandlineError, UsageError
 from strandline.ids import (
     DatabaseId,
     ObjectKey,
+    SessionId,
     ShardId,
     new_part_id,
     new_session_id,
@@ -19,11 +21,15 @@ from strandline.location import Location
 from strandline.parts.footer import Identity
 from strandline.parts.read import PartReader
 from strandline.settings import Settings
+from strandline.shard.leases import Lookout, Pulse
 from strandline.shard.machine import Machine
+from strandline.shard.notebook import Notebook
 from strandline.state.model import TableVersion
 from strandline.txn.txns import Txns
 
 __all__ = ["Store", "Upkeep"]
+
+_log = logging.getLogger("strandline")
 
 
 class Upkeep(Protocol):
@@ -59,11 +65,20 @@ class Store:
         self.database = database
         self.env = env
         self.settings = settings
-        self.session = new_session_id(env)
         self.reader = PartReader(location.blob, settings, env)
         self.txns = Txns(self._machine(txns_shard), env)
+        self.pulse = Pulse(env, settings)
+        notebook = Notebook(env, location.url, settings.lease_seconds)
+        self.lookout = Lookout(env, settings, notebook)
         self._data: dict[str, Machine] = {}
         self._lock = threading.Lock()
+
+    @property
+    def session(self) -> SessionId:
+        """The session that commits: of the txns shard. Each data shard has one of its own, for
+        upkeep, so that each is registered, and ends, where its objects are decided on.
+        """
+        return self.txns.machine.session
 
     @property
     def read_only(self) -> bool:
@@ -92,28 +107,43 @@ class Store:
         with self._lock:
             return [self.txns.machine, *self._data.values()]
 
-    def new_part_key(self, table: str) -> str:
-        """A key for a part of the table that this handle's session is about to write."""
-        return str(ObjectKey(self.session, ShardId(table), "part", new_part_id(self.env)))
+    def new_part_key(self, table: str, session: SessionId) -> str:
+        """A key for a part of the table that the session is about to write."""
+        return str(ObjectKey(session, ShardId(table), "part", new_part_id(self.env)))
 
-    def identity(self, version: TableVersion, token: str = "") -> Identity:
+    def identity(self, version: TableVersion, session: SessionId, token: str = "") -> Identity:
         """What goes into the footer of the table's parts, so that they speak for themselves."""
         return Identity(
             database=self.database,
             table=version.table,
             name=version.name,
-            session=self.session,
+            session=session,
             shard=version.table,
             token=token,
         )
 
+    def look_out(self, tables: Iterable[str], *, timeout: float) -> list[str]:
+        """Looks once at the sessions of the txns shard and of these tables; those that it ended.
+
+        A look that fails is logged: it has seen nothing.
+        """
+        ended: list[str] = []
+        for machine in [self.txns.machine, *(self.data(table) for table in tables)]:
+            try:
+                ended += self.lookout.look(machine, timeout=timeout)
+            except StrandlineError as error:
+                _log.warning("no look at the sessions of shard %s: %s", machine.shard, error)
+        return ended
+
     def close(self, *, timeout: float) -> None:
         """Ends background work and the sessions that were opened; the handle is then useless."""
         self.background.close()
+        self.pulse.close()
         for machine in self.machines():
             machine.close(timeout=timeout)
         self.location.blob.close()
         self.location.consensus.close()
 
     def _machine(self, shard: ShardId) -> Machine:
-        return Machine(self.location, shard, self.session, self.env, self.settings)
+        session = new_session_id(self.env)
+        return Machine(self.location, shard, session, self.env, self.settings)

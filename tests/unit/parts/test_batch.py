@@ -33,7 +33,7 @@ def build(store: Store, data: Any, schema: TableSchema, *, diff: bool = False) -
         schema,
         blob=store.blob,
         new_key=store.new_key,
-        identity=WHO,
+        identity=lambda: WHO,
         settings=store.settings,
         env=RealEnv(),
         timeout=60,

@@ -1,0 +1,41 @@
+"""Parts that one write stages before it commits them, and the session that keeps them."""
+
+from __future__ import annotations
+
+import weakref
+
+from strandline.env import Deadline
+from strandline.ids import SessionId
+from strandline.parts.footer import Identity
+from strandline.state.model import TableVersion
+from strandline.txn.store import Store
+
+__all__ = ["Staging"]
+
+
+class Staging:
+    """Of one write: keys for its parts, under a session that lives as long as this object does,
+    and no longer than the write may take.
+    """
+
+    def __init__(self, store: Store, deadline: Deadline) -> None:
+        self._store = store
+        self._deadline = deadline
+        self._session: SessionId | None = None
+
+    def session(self) -> SessionId:
+        """The session that stages. From the first time on it is kept alive."""
+        if self._session is None:
+            machine, seconds = self._store.txns.machine, self._deadline.remaining()
+            # Whatever becomes of the write, and whoever forgets it.
+            weakref.finalize(self, self._store.pulse.hold(machine, seconds=seconds))
+            self._session = machine.live_session(timeout=seconds)
+        return self._session
+
+    def new_key(self, table: str) -> str:
+        """A key for a part of the table."""
+        return self._store.new_part_key(table, self.session())
+
+    def identity(self, version: TableVersion, token: str = "") -> Identity:
+        """What goes into the footers of the table's parts."""
+        return self._store.identity(version, self.session(), token)
