@@ -1,1 +1,52 @@
-"""One shard: the only code that does I/O on state."""
+"""One shard: the only code that does I/O on state.
+
+The names here are for people who build systems of their own on shards, without a database. They
+load when they are first asked for: most processes use tables, and need none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strandline.shard.batches import Batch, BatchBuilder
+    from strandline.shard.handles import open_shard
+    from strandline.shard.listen import Listen, ListenEvent
+    from strandline.shard.read import ReadHandle, ShardHold
+    from strandline.shard.shards import new_shard_id
+    from strandline.shard.snapshots import SnapshotSplit, read_split
+    from strandline.shard.write import WriteHandle
+
+__all__ = [
+    "Batch",
+    "BatchBuilder",
+    "Listen",
+    "ListenEvent",
+    "ReadHandle",
+    "ShardHold",
+    "SnapshotSplit",
+    "WriteHandle",
+    "new_shard_id",
+    "open_shard",
+    "read_split",
+]
+
+_MODULES = {
+    "Batch": "batches",
+    "BatchBuilder": "batches",
+    "Listen": "listen",
+    "ListenEvent": "listen",
+    "ReadHandle": "read",
+    "ShardHold": "read",
+    "SnapshotSplit": "snapshots",
+    "WriteHandle": "write",
+    "new_shard_id": "shards",
+    "open_shard": "handles",
+    "read_split": "snapshots",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"strandline.shard.{module}"), name)

@@ -1,0 +1,98 @@
+"""Equal updates as one: their diffs added up, and gone where they add up to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.parts.adjacent import equal_to_next
+from strandline.parts.duck import Passage, stream
+from strandline.parts.merge import sums
+from strandline.parts.schema import DIFF, TIME
+from strandline.parts.sort import sort_table
+
+__all__ = ["consolidated", "consolidated_stream"]
+
+_IN_MEMORY_BYTES = 32 << 20
+"""Updates that take no more are added up in memory."""
+
+
+def consolidated(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Updates with `__diff`, sorted by `keys`, then `__time` if they have one; each row once.
+
+    Rows of which everything but the diff is equal are one row. Any diff may come out but 0.
+    """
+    order = [*keys, TIME] if TIME in table.column_names else list(keys)
+    table = sort_table(table, order)
+    if table.num_rows < 2:
+        return _without_nothing(table)
+    next_is_same = np.asarray(equal_to_next(table, order))
+    if not next_is_same.any():
+        return _without_nothing(table)
+    # Only what has a neighbour of its key can have an equal; that may be in another column.
+    touched = np.zeros(table.num_rows, dtype=bool)
+    touched[:-1] |= next_is_same
+    touched[1:] |= next_is_same
+    alone = _without_nothing(table.filter(pa.array(~touched)))
+    summed = sums(table.filter(pa.array(touched))).select(table.column_names)
+    return sort_table(pa.concat_tables([alone, summed.cast(alone.schema)]), order)
+
+
+def _without_nothing(table: pa.Table) -> pa.Table:
+    nothing = pc.equal(table.column(DIFF), 0)
+    if table.num_rows and pc.any(nothing).as_py():
+        return table.filter(pc.invert(nothing))
+    return table
+
+
+def consolidated_stream(
+    batches: Iterable[pa.RecordBatch],
+    arrow: pa.Schema,
+    keys: Sequence[str],
+    *,
+    memory_bytes: int,
+    threads: int,
+) -> Iterator[pa.RecordBatch]:
+    """The same for updates of any number, in any order, in bounded memory.
+
+    Everything is taken in before the first row comes out, so what reading `batches` raises is
+    raised before that.
+    """
+    held: list[pa.RecordBatch] = []
+    rows = iter(batches)
+    size = 0
+    for batch in rows:
+        held.append(batch)
+        size += batch.nbytes
+        if size > _IN_MEMORY_BYTES:
+            break
+    if size <= _IN_MEMORY_BYTES:
+        yield from consolidated(pa.Table.from_batches(held, arrow), keys).to_batches()
+        return
+    passage = Passage(arrow)
+    yield from stream(
+        chain(held, rows),
+        passage,
+        _query(passage, keys),
+        memory_bytes=memory_bytes,
+        threads=threads,
+    )
+
+
+def _query(passage: Passage, keys: Sequence[str]) -> str:
+    diff: Any = passage.column(DIFF)
+    others = [name for name in passage.names if name != diff]
+    timed = [TIME] if TIME in passage.arrow.names else []
+    values = [
+        name if name != diff else f"CAST(sum({diff}) AS BIGINT) AS {diff}" for name in passage.names
+    ]
+    return (
+        f"SELECT {', '.join(values)} FROM source "  # noqa: S608  names of ours
+        f"GROUP BY {', '.join(others)} HAVING sum({diff}) <> 0 "
+        f"ORDER BY {', '.join(passage.columns([*keys, *timed]))}"
+    )

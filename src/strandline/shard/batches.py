@@ -1,0 +1,268 @@
+"""Batches: updates that are written to parts and not in the shard yet."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.env import Deadline
+from strandline.errors import Corruption, SchemaMismatch, UsageError
+from strandline.parts.schema import DIFF, TIME
+from strandline.parts.sort import sort_stream, sort_table
+from strandline.parts.spool import Spool
+from strandline.parts.write import write_parts
+from strandline.shard.shards import Shard
+from strandline.shard.updates import Updates, check_time, updates_from
+from strandline.state import model
+from strandline.state.author import is_open
+from strandline.state.codec import decode_batch, encode_batch
+from strandline.state.commands import Heartbeat
+from strandline.state.model import FORMAT, Part
+from strandline.state.plan import leaf_bounds
+
+__all__ = ["Batch", "BatchBuilder", "check_within", "write_updates"]
+
+_IN_MEMORY_BYTES = 32 << 20
+"""Updates that take no more are sorted in memory."""
+
+_CUT_ROWS_MIN = 65_536
+_THREADS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Updates at times from `lower` to before `upper`, as parts that were written already.
+
+    To be appended in this process or in another, as often as it has to be tried: nothing is
+    written again. The handle whose builder made it has to stay open until then, because what a
+    session wrote and did not append may be deleted once it has ended.
+    """
+
+    shard: str
+    lower: int
+    upper: int | None
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        """Updates in it."""
+        return sum(part.rows for part in self.parts)
+
+    def to_bytes(self) -> bytes:
+        """A few hundred bytes for each part."""
+        fields = {
+            "format": FORMAT,
+            "shard": self.shard,
+            "lower": self.lower,
+            "upper": self.upper,
+            "parts": base64.b64encode(encode_batch(model.Batch(self.parts))).decode(),
+        }
+        return sealed(fields)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Batch:
+        """The inverse of `to_bytes`. Corruption if these are not bytes of a batch."""
+        fields = unsealed(data, "batch")
+        parts = decode_batch(base64.b64decode(fields["parts"])).parts
+        return cls(fields["shard"], fields["lower"], fields["upper"], parts)
+
+
+def sealed(fields: dict[str, Any]) -> bytes:
+    """The fields as JSON behind a checksum, for another process."""
+    text = json.dumps(fields, sort_keys=True).encode()
+    return f"{zlib.crc32(text):08x} ".encode() + text
+
+
+def unsealed(data: bytes, what: str) -> dict[str, Any]:
+    """The inverse of `sealed`."""
+    text = bytes(data[9:])
+    if bytes(data[:9]) != f"{zlib.crc32(text):08x} ".encode():
+        raise Corruption(f"these bytes are no {what}, or are damaged", object=what)
+    fields: dict[str, Any] = json.loads(text)
+    if fields["format"] > FORMAT:
+        raise UsageError(
+            f"the {what} was made by a newer Strandline, format {fields['format']}; this one reads "
+            f"up to format {FORMAT}: upgrade"
+        )
+    return fields
+
+
+class BatchBuilder:
+    """Gathers updates, in bounded memory, and writes them as one batch. A context manager."""
+
+    def __init__(self, shard: Shard, lower: int) -> None:
+        check_time(lower, "lower")
+        self.lower = lower
+        self._shard = shard
+        self._spool = Spool(shard.schema.stored(time=True, diff=True))
+        self._latest = -1
+        self._has_diff = False
+        self._ended = False
+
+    def add(self, updates: Any, *, time: int | None = None) -> None:
+        """Adds updates, in the form that `compare_and_append` takes them; in any order.
+
+        Data that is refused, wholly or from some row on, ends the builder. Errors: SchemaMismatch,
+        UsageError.
+        """
+        self._check_open()
+        try:
+            self._add(updates_from(updates, self._shard.schema, time))
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, updates: Updates) -> None:
+        arrow = self._spool.arrow
+        for batch in updates.batches:
+            times = pc.min_max(batch.column(TIME))
+            check_within(times["min"].as_py(), None, self.lower, None)
+            self._latest = max(self._latest, times["max"].as_py())
+            whole = batch
+            if DIFF in batch.schema.names:
+                self._has_diff = True
+            else:
+                ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+                whole = pa.RecordBatch.from_arrays([*batch.columns, ones], schema=arrow)
+            self._spool.add(whole)
+
+    def finish(self, new_upper: int | None, *, timeout: float | None = None) -> Batch:
+        """The batch of all updates that were added, for times before `new_upper` (None: any).
+
+        Its parts are durable when this returns. Errors: UsageError for updates at or after
+        `new_upper`, LocationError; the builder is ended either way.
+        """
+        self._check_open()
+        deadline = self._shard.deadline(timeout)
+        try:
+            if new_upper is not None:
+                check_time(new_upper, "new_upper")
+                check_within(None, self._latest, self.lower, new_upper)
+            arrow = self._shard.schema.stored(time=True, diff=self._has_diff)
+            rows = (b.select(arrow.names) for b in self._spool.batches())
+            parts = write_updates(self._shard, Updates(arrow, rows, None), deadline)
+            _register(self._shard, deadline)
+        finally:
+            self.close()
+        return Batch(self._shard.id, self.lower, new_upper, parts)
+
+    def close(self) -> None:
+        """Lets go of what was added. Nothing of it was written."""
+        self._ended = True
+        self._spool.close()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise UsageError("this builder is ended; make another with batch_builder()")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _register(shard: Shard, deadline: Deadline) -> None:
+    """Makes the session known in the shard, if it is not: else another may not append its parts."""
+    machine = shard.machine
+    known = machine.run(
+        lambda s: is_open(s.sessions.get((machine.session,))), timeout=deadline.remaining()
+    )
+    if not known:
+        machine.submit(Heartbeat(), timeout=deadline.remaining())
+
+
+def check_within(earliest: int | None, latest: int | None, lower: int, upper: int | None) -> None:
+    """UsageError unless updates between these times lie in [`lower`, `upper`)."""
+    for time in (earliest, latest):
+        if (
+            time is not None
+            and time >= 0
+            and (time < lower or (upper is not None and time >= upper))
+        ):
+            until = "on" if upper is None else f"to before {upper}"
+            raise UsageError(f"there is an update at {time}, and the batch is from {lower} {until}")
+    if upper is not None and upper < lower:
+        raise UsageError(f"a batch from {lower} to before {upper} has its bounds the wrong way")
+
+
+def write_updates(
+    shard: Shard, updates: Updates, deadline: Deadline, *, token: str = ""
+) -> tuple[Part, ...]:
+    """Writes updates as sorted parts that do not overlap, in bounded memory. None for none."""
+    schema, settings = shard.schema, shard.settings
+    head, rest = _head(updates)
+    if rest is None and not head.num_rows:
+        return ()
+    machine = shard.machine
+    with shard.pulse.holding(machine):
+        session = machine.live_session(timeout=deadline.remaining())
+        cuts: Sequence[bytes] = machine.run(leaf_bounds, timeout=deadline.remaining())
+        threads = min(_THREADS_MAX, settings.threads)
+        rows: Any
+        if rest is None:
+            rows = _without_plain_diff(sort_table(head, schema.keys, then=[TIME]))
+        else:
+            rows = sort_stream(
+                chain(head.to_batches(), rest),
+                schema.keys,
+                then=[TIME],
+                schema=updates.arrow,
+                memory_bytes=settings.sort_memory_bytes,
+                threads=threads,
+            )
+        parts = write_parts(
+            shard.location.blob,
+            lambda: shard.new_part_key(session),
+            rows,
+            schema,
+            identity=shard.identity(session, token),
+            settings=settings,
+            timeout=deadline.remaining(),
+            cuts=cuts,
+            cut_rows_min=_CUT_ROWS_MIN,
+            env=shard.env,
+            threads=threads,
+        )
+    return tuple(parts)
+
+
+def _head(updates: Updates) -> tuple[pa.Table, Iterator[pa.RecordBatch] | None]:
+    """The first updates, and the rest; None if there is none."""
+    held = []
+    size = 0
+    for batch in updates.batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size > _IN_MEMORY_BYTES:
+            return pa.Table.from_batches(held, updates.arrow), updates.batches
+    return pa.Table.from_batches(held, updates.arrow), None
+
+
+def _without_plain_diff(rows: pa.Table) -> pa.Table:
+    if DIFF in rows.column_names and pc.all(pc.equal(rows.column(DIFF), 1)).as_py():
+        return rows.drop_columns([DIFF])
+    return rows
+
+
+def check_shard(batch: Batch, shard: Shard) -> None:
+    """SchemaMismatch if the batch was built for another shard."""
+    if batch.shard != shard.id:
+        raise SchemaMismatch(
+            f"the batch was built for shard {batch.shard}, and this one is {shard.id}; build it "
+            "with a builder of this shard's handle"
+        )

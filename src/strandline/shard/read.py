@@ -1,0 +1,303 @@
+"""The handle that reads a shard: as of one time, or on and on; and what keeps its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from strandline.env import Deadline, retry_delays
+from strandline.errors import AsOfTooOld, DeadlineExceeded, Fenced, UsageError
+from strandline.shard.changes import check_kept
+from strandline.shard.listen import Listen
+from strandline.shard.shards import Shard
+from strandline.shard.snapshots import (
+    SnapshotSplit,
+    check_readable,
+    rows_in,
+    schema_of,
+    splits_of,
+)
+from strandline.shard.updates import check_time
+from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
+from strandline.state.model import EVERYTHING, Hold
+from strandline.state.replay import State
+
+__all__ = ["ReadHandle", "ShardHold"]
+
+
+class ShardHold:
+    """Keeps a shard's since back under a name, until it is closed: over crashes and restarts.
+
+    Made by `ReadHandle.hold`, and by `ReadHandle.take` in another process, which then has it alone.
+    """
+
+    def __init__(self, shard: Shard, name: str, hold: Hold) -> None:
+        self._shard = shard
+        self._hold = hold
+        self.name = name
+
+    @property
+    def since(self) -> int | None:
+        """Reads from this time on stay exact; None: it holds nothing back any more."""
+        return self._hold.since
+
+    def downgrade_since(self, new_since: int | None, *, timeout: float | None = None) -> int | None:
+        """Moves it forward; an earlier time leaves it where it is. Returns where it is then.
+
+        Fenced if another took it, or it was closed.
+        """
+        if new_since is not None:
+            check_time(new_since, "new_since")
+        self._hold = self._shard.machine.submit(
+            MoveHold(self.name, self._hold.epoch, new_since),
+            timeout=self._shard.deadline(timeout).remaining(),
+        )
+        return self._hold.since
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Ends it: since may move. Harmless if it is gone; Fenced if another took it."""
+        self._shard.machine.submit(
+            CloseHold(self.name, self._hold.epoch),
+            timeout=self._shard.deadline(timeout).remaining(),
+        )
+
+
+class ReadHandle:
+    """Reads one shard. Thread-safe; made by `open_shard`. A context manager.
+
+    Where the location may be written to, the handle holds the shard's history back, from the
+    shard's since when it was opened on, with a lease: if the process dies, others may go on after a
+    while. It says with `downgrade_since` what it needs no more. A handle on a read-only location
+    holds nothing; what it reads stays for the deletion delay.
+    """
+
+    def __init__(self, shard: Shard, deadline: Deadline) -> None:
+        self._shard = shard
+        self._closed = False
+        self._name = ""
+        self._hold = Hold(None)
+        self._release: Callable[[], None] | None = None
+        shard.use()
+        if shard.location.read_only or shard.machine.state.meta.since is None:
+            return
+        self._name = f"reader-{shard.env.token_hex(8)}"
+        asked = Hold(None, seqno=0, kind="reader")
+        self._hold = shard.machine.submit(
+            OpenHold(self._name, asked, leased=True), timeout=deadline.remaining()
+        )
+        self._release = shard.pulse.hold(shard.machine)
+
+    @property
+    def shard_id(self) -> str:
+        """The shard's id."""
+        return self._shard.id
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the shard's rows."""
+        return self._shard.schema.arrow.remove_metadata()
+
+    @property
+    def since(self) -> int | None:
+        """Reads as of this time and later are exact; None: nothing can be read any more.
+
+        What this handle holds; on a read-only location the shard's, as far as is known.
+        """
+        return self._hold.since if self._name else self._shard.machine.state.meta.since
+
+    @property
+    def upper(self) -> int | None:
+        """The shard's upper as far as this process knows, without asking: it may be later."""
+        return self._shard.machine.state.meta.upper
+
+    def fetch_upper(self, *, timeout: float | None = None) -> int | None:
+        """The shard's upper: one request."""
+        deadline = self._shard.deadline(timeout)
+        return self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper
+
+    # --- reading
+
+    def snapshot(
+        self, as_of: int, splits: int = 1, *, timeout: float | None = None
+    ) -> list[SnapshotSplit]:
+        """The shard's rows as of a time, in that many splits of about equal size.
+
+        Waits until upper is beyond `as_of`. `read_split` reads each, in any process that reaches
+        the location; keep this handle, or another hold, until then. Errors: AsOfTooOld, which
+        names since; DeadlineExceeded, which names upper.
+        """
+        check_time(as_of, "as_of")
+        if splits < 1:
+            raise UsageError(f"splits={splits!r}: pass a whole number from 1 on")
+        deadline = self._shard.deadline(timeout)
+        state = self._readable(as_of, deadline)
+        return splits_of(self._shard, state, as_of, splits, deadline)
+
+    def read(self, as_of: int, *, timeout: float | None = None) -> pa.RecordBatchReader:
+        """The whole snapshot, in this process: see `read_split`."""
+        check_time(as_of, "as_of")
+        self._readable(as_of, self._shard.deadline(timeout))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for table in rows_in(self._shard, as_of, EVERYTHING, timeout):
+                yield from table.to_batches()
+
+        return pa.RecordBatchReader.from_batches(schema_of(self._shard), batches())
+
+    def listen(
+        self, as_of: int, *, until: int | None = None, timeout: float | None = None
+    ) -> Listen:
+        """All updates at times after `as_of`, at their times, whole times at once, as they come.
+
+        With the snapshot at `as_of` that is everything. `as_of=-1` begins at the very beginning, as
+        long as since is 0. Ends when the shard is finished, or once all before `until` was
+        delivered. `timeout` is for each event: DeadlineExceeded, and the next call waits again.
+        Errors: AsOfTooOld, also if since passes what is delivered; LocationError, Corruption.
+        """
+        if as_of != -1:
+            check_time(as_of, "as_of")
+        if until is not None:
+            check_time(until, "until")
+        deadline = self._shard.deadline(timeout)
+        state = self._shard.machine.refresh(timeout=deadline.remaining())
+        self._check_mine(state, deadline)
+        check_kept(state, as_of, self._shard.id)
+        mine = self.since
+        if mine is None or (as_of < mine and mine > 0):
+            raise self._given_up(as_of)
+        return Listen(self._shard, as_of, until, timeout)
+
+    def _readable(self, as_of: int, deadline: Deadline) -> State:
+        """A state whose upper is beyond `as_of`, and whose since is not."""
+        delays = iter(retry_delays(self._shard.env, first_seconds=0.005, most_seconds=0.25))
+        while True:
+            state = self._shard.machine.refresh(timeout=deadline.remaining())
+            self._check_mine(state, deadline)
+            check_readable(state, as_of, self._shard.id)
+            mine = self.since
+            if mine is None or as_of < mine:
+                raise self._given_up(as_of)
+            upper = state.meta.upper
+            if upper is None or as_of < upper:
+                return state
+            if deadline.remaining() <= 0:
+                raise DeadlineExceeded(
+                    f"shard {self._shard.id} is not known as of {as_of} in time: its upper is "
+                    f"{upper}; read at an earlier time, or wait longer with timeout=",
+                    may_have_happened=False,
+                )
+            self._shard.env.sleep(min(next(delays), deadline.remaining()))
+
+    def _given_up(self, as_of: int) -> AsOfTooOld:
+        return AsOfTooOld(
+            f"this handle cannot read as of {as_of} any more: its since is {self.since}; open the "
+            "shard again if its own since is earlier"
+        )
+
+    def _check_mine(self, state: State, deadline: Deadline) -> None:
+        """Fenced if the lease ended: then nothing is held, and since may pass at any time."""
+        self._check_open()
+        if not self._name:
+            return
+        held = self._shard.machine.run(
+            lambda s: s.holds.get((self._name,)), state=state, timeout=deadline.remaining()
+        )
+        if held is None and state.meta.since is not None:
+            raise Fenced(
+                f"the lease of this handle on shard {self._shard.id} ended, because nothing was "
+                "heard of it for long; open the shard again"
+            )
+
+    # --- holding
+
+    def downgrade_since(self, new_since: int | None, *, timeout: float | None = None) -> int | None:
+        """Gives up reads before `new_since` (None: all of them). Returns this handle's since then.
+
+        It never goes back: an earlier time leaves it where it is. What only earlier reads needed
+        may be compacted away, and objects that died may be deleted: listens and splits that are
+        under way go on all the same, as long as they read no earlier.
+        """
+        self._check_open()
+        if new_since is not None:
+            check_time(new_since, "new_since")
+        if not self._name:
+            raise UsageError(
+                f"{self._shard.location.url} was opened for reading only: this handle holds nothing"
+            )
+        seqno = self._shard.machine.state.seqno
+        self._hold = self._shard.machine.submit(
+            MoveHold(self._name, self._hold.epoch, new_since, seqno),
+            timeout=self._shard.deadline(timeout).remaining(),
+        )
+        return self._hold.since
+
+    def hold(
+        self, name: str, since: int | None = None, *, timeout: float | None = None
+    ) -> ShardHold:
+        """Opens a hold that stays until it is closed, whatever becomes of this process.
+
+        At `since` (None: this handle's). Errors: UsageError for a name that is taken, AsOfTooOld
+        for a since that the shard has passed.
+        """
+        self._check_open()
+        if not name:
+            raise UsageError(f"name={name!r}: pass a name for the hold, a string")
+        if since is not None:
+            check_time(since, "since")
+        asked = Hold(self.since if since is None else since, kind="hold")
+        found = self._shard.machine.submit(
+            OpenHold(name, asked, leased=False, exact=since is not None),
+            timeout=self._shard.deadline(timeout).remaining(),
+        )
+        return ShardHold(self._shard, name, found)
+
+    def take(self, name: str, *, timeout: float | None = None) -> ShardHold:
+        """Takes a hold over: whoever had it can move or close it no more.
+
+        What a process does that goes on with another's work. UsageError if there is none.
+        """
+        self._check_open()
+        found = self._shard.machine.submit(
+            TakeHold(name), timeout=self._shard.deadline(timeout).remaining()
+        )
+        return ShardHold(self._shard, name, found)
+
+    # --- the end
+
+    def expire(self, *, timeout: float | None = None) -> None:
+        """Gives the handle up, and what it held. Harmless when repeated.
+
+        The session ends with the last handle of one `open_shard`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        deadline = self._shard.deadline(timeout)
+        if self._release is not None:
+            self._release()
+        try:
+            if self._name:
+                command: Any = CloseHold(self._name, self._hold.epoch)
+                self._shard.machine.submit(command, timeout=deadline.remaining())
+        finally:
+            self._shard.let_go(timeout=deadline.remaining())
+
+    close = expire
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this handle is closed; open the shard again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.expire()

@@ -1,0 +1,178 @@
+"""One shard used by itself: what its handles share, and what its rows look like."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from strandline import ids
+from strandline.env import Deadline, Env, RealEnv
+from strandline.errors import SchemaMismatch, UsageError
+from strandline.ids import ObjectKey, SessionId, ShardId, new_part_id, new_session_id, parse_id
+from strandline.location import Location
+from strandline.parts.footer import Identity
+from strandline.parts.read import PartReader
+from strandline.parts.schema import TableSchema, key_columns, new_schema
+from strandline.settings import Settings
+from strandline.shard.leases import Pulse
+from strandline.shard.machine import Machine
+from strandline.state.commands import Describe
+from strandline.state.model import TableVersion
+from strandline.state.replay import State
+
+__all__ = ["Shard", "new_shard_id"]
+
+
+def new_shard_id() -> str:
+    """An id for a new shard, that no other call returns."""
+    return ids.new_shard_id(RealEnv())
+
+
+class Shard:
+    """A shard as one process uses it. Thread-safe; not for use in a fork of the process."""
+
+    schema: TableSchema
+
+    def __init__(
+        self, location: Location, shard_id: str, settings: Settings | None, env: Env | None
+    ) -> None:
+        self.id = ShardId(parse_id(shard_id, "s"))
+        self.location = location
+        self.env = env or RealEnv()
+        self.settings = settings or Settings()
+        self.machine = self._machine(self.id)
+        self.reader = PartReader(location.blob, self.settings, self.env)
+        self.pulse = Pulse(self.env, self.settings)
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def _machine(self, shard: ShardId) -> Machine:
+        # Without background work of its own: who writes the record that makes a rollup due writes
+        # the rollup.
+        settings = replace(self.settings, background=False)
+        return Machine(self.location, shard, new_session_id(self.env), self.env, settings)
+
+    # --- what it is
+
+    def open(
+        self,
+        schema: pa.Schema | None,
+        row_keys: Sequence[str] | str | None,
+        deadline: Deadline,
+    ) -> None:
+        """Finds out what the rows look like, or says it, if nobody did so far.
+
+        UsageError, SchemaMismatch as told at `open_shard`.
+        """
+        state = self.machine.refresh(timeout=deadline.remaining())
+        if state.meta.upper is None and state.meta.since is None:
+            raise UsageError(f"shard {self.id} is finished and deleted: nothing of it is left")
+        version = self._described(state, deadline)
+        if version is None:
+            self._check_free(state, deadline)
+            version = self._describe(schema, row_keys, deadline)
+        self.schema = TableSchema.from_version(version)
+        if schema is not None:
+            self._check_same(schema, row_keys)
+
+    def describe_from(self, deadline: Deadline) -> None:
+        """The same for a shard that has to be there."""
+        self.open(None, None, deadline)
+
+    def _described(self, state: State, deadline: Deadline) -> TableVersion | None:
+        key = (str(self.id), 1)
+        return self.machine.run(
+            lambda s: s.tables.get(key), state=state, timeout=deadline.remaining()
+        )
+
+    def _check_free(self, state: State, deadline: Deadline) -> None:
+        """UsageError if the shard is a database's: those are written through it."""
+        owner = state.meta.origin == "txns" or self.id == self.location.txns
+        if not owner and self.location.txns:
+            # A new table's shard has no record yet; only the database knows of it.
+            txns = self._machine(ShardId(self.location.txns))
+            seen = txns.refresh(timeout=deadline.remaining())
+            found = txns.run(
+                lambda s: next(iter(s.tables.prefix((str(self.id),))), None),
+                state=seen,
+                timeout=deadline.remaining(),
+            )
+            owner = found is not None
+        if owner:
+            raise UsageError(
+                f"shard {self.id} belongs to the database {self.location.url}; open that with "
+                "strandline.connect, and read and write the table"
+            )
+
+    def _describe(
+        self,
+        schema: pa.Schema | None,
+        row_keys: Sequence[str] | str | None,
+        deadline: Deadline,
+    ) -> TableVersion:
+        if schema is None:
+            raise UsageError(
+                f"there is no shard {self.id} at {self.location.url} yet; pass schema=, the Arrow "
+                "schema of its rows, to make it"
+            )
+        new = new_schema(schema, key_columns(schema) if row_keys is None else row_keys)
+        version = TableVersion(self.id, 1, "", 0, None, 0, "rows", new.to_bytes(), new.row_keys)
+        # Of several that say so at once, one is first.
+        found: TableVersion = self.machine.submit(Describe(version), timeout=deadline.remaining())
+        return found
+
+    def _check_same(self, schema: pa.Schema, row_keys: Sequence[str] | str | None) -> None:
+        mine = self.schema
+        given: pa.Schema = schema
+        keys: tuple[str, ...] = ()
+        if set(schema.names) == set(mine.arrow.names):
+            same = new_schema(schema, mine.row_keys if row_keys is None else row_keys)
+            given, keys = same.arrow, same.row_keys
+        if given == mine.arrow and keys == mine.row_keys:
+            return
+        raise SchemaMismatch(
+            f"shard {self.id} has the columns {_shown(mine.arrow)} and the row keys "
+            f"{mine.row_keys}, not {_shown(given)} and {keys}; leave schema= out to "
+            "take it as it is"
+        )
+
+    # --- what handles need
+
+    def deadline(self, timeout: float | None) -> Deadline:
+        """By when a call has to be done."""
+        return Deadline(self.env, self.settings.timeout_seconds if timeout is None else timeout)
+
+    def new_part_key(self, session: SessionId) -> str:
+        """A key for a part that the session is about to write."""
+        return str(ObjectKey(session, self.id, "part", new_part_id(self.env)))
+
+    def identity(self, session: SessionId, token: str = "") -> Identity:
+        """What goes into the footers of the shard's parts. They belong to no database."""
+        return Identity("", self.id, "", session, self.id, token)
+
+    def use(self) -> None:
+        """One more handle needs what is open here."""
+        with self._lock:
+            self._users += 1
+
+    def let_go(self, *, timeout: float) -> None:
+        """One handle less: after the last one the session ends."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.close(timeout=timeout)
+
+    def close(self, *, timeout: float) -> None:
+        """Ends the session, if there is one, and lets go of files. The location stays open."""
+        self.pulse.close()
+        self.machine.close(timeout=timeout)
+        self.reader.close()
+
+
+def _shown(schema: pa.Schema) -> str:
+    each = (f"{f.name} {f.type}{'' if f.nullable else ' not null'}" for f in schema)
+    return f"({', '.join(each)})"

@@ -1,0 +1,80 @@
+"""What users hand over as updates, made rows with `__time`, and `__diff` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import UsageError
+from strandline.parts.conform import conform, to_arrow
+from strandline.parts.merge import constant
+from strandline.parts.schema import DIFF, TIME, TableSchema
+
+__all__ = ["TIME_MAX", "Updates", "check_time", "updates_from"]
+
+TIME_MAX = (1 << 63) - 2
+"""The greatest time of an update: there has to be an upper beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Updates in any order."""
+
+    arrow: pa.Schema
+    """The columns of the shard, `__time`, and `__diff` if the data had one."""
+    batches: Iterator[pa.RecordBatch]
+    table: pa.Table | None
+    """All of them, where they are in memory anyway."""
+
+
+def updates_from(data: Any, schema: TableSchema, time: int | None) -> Updates:
+    """Data in any form that `to_arrow` takes. `time`: that of all rows, which then have none.
+
+    Updates whose diff is 0 are left out: they say nothing. Raises `SchemaMismatch`, `UsageError`.
+    """
+    known = replace(schema, arrow=schema.stored(time=True, diff=True))
+    given = to_arrow({} if data is None else data, known)
+    if not given.schema.names:
+        given = known.arrow.empty_table()
+    names = set(given.schema.names)
+    if time is not None:
+        check_time(time, "time")
+        if data is not None and TIME in names and given.schema is not known.arrow:
+            raise UsageError(f"the updates have a column {TIME}, and time={time} is given as well")
+    elif TIME not in names:
+        raise UsageError(
+            f"the updates have no column {TIME}: add it, or pass time=, the time of all of them"
+        )
+    stored = schema.stored(time=time is None, diff=DIFF in names)
+    rows = conform(given, replace(schema, arrow=stored))
+    arrow = schema.stored(time=True, diff=DIFF in names)
+    if isinstance(rows, pa.Table):
+        table = pa.Table.from_batches(_finished(rows.to_batches(), arrow, time), arrow)
+        return Updates(arrow, iter(table.to_batches()), table)
+    return Updates(arrow, _finished(rows, arrow, time), None)
+
+
+def _finished(batches: Any, arrow: pa.Schema, time: int | None) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        columns = [
+            constant(time or 0, batch.num_rows)
+            if name == TIME and time is not None
+            else batch.column(name)
+            for name in arrow.names
+        ]
+        whole = pa.RecordBatch.from_arrays(columns, schema=arrow)
+        if DIFF in arrow.names:
+            counts = whole.column(DIFF)
+            whole = whole.filter(pc.not_equal(counts, 0))
+        if whole.num_rows:
+            yield whole
+
+
+def check_time(value: Any, what: str) -> None:
+    """UsageError unless the value is a time."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIME_MAX + 1:
+        raise UsageError(f"{what}={value!r}: pass a time, a whole number from 0 to 2**63 - 1")

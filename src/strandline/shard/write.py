@@ -1,0 +1,290 @@
+"""The handle that writes to a shard: appends, which either happen once, whole, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.env import Deadline
+from strandline.errors import UsageError
+from strandline.parts.schema import TIME
+from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
+from strandline.shard.shards import Shard
+from strandline.shard.updates import check_time, updates_from
+from strandline.state.author import Author
+from strandline.state.commands import AdvanceUpper, Append, AppendResult
+from strandline.state.decide import decide
+from strandline.state.model import Part
+
+__all__ = ["WriteHandle"]
+
+
+class WriteHandle:
+    """Appends to one shard. Thread-safe; made by `open_shard`. A context manager.
+
+    `updates`, wherever they are asked for, are rows in any form of Arrow, a pandas or Polars frame,
+    a dict of columns or a list of dicts: the shard's columns, `__time`, and `__diff` (1 where there
+    is none; any other number but 0, which says nothing). With `time=` all rows are at that time.
+    They may be more than memory holds, if they come as a stream. None: no updates. A `Batch` is
+    taken as well.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._closed = False
+        # Where the data of a replicated writer begins: behind what it appended itself.
+        self._mine = shard.machine.state.meta.upper
+        self._release: Callable[[], None] | None = None
+        shard.use()
+
+    @property
+    def shard_id(self) -> str:
+        """The shard's id."""
+        return self._shard.id
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the shard's rows."""
+        return self._shard.schema.arrow.remove_metadata()
+
+    @property
+    def row_keys(self) -> tuple[str, ...]:
+        """The columns that the rows are sorted by."""
+        return self._shard.schema.row_keys
+
+    @property
+    def upper(self) -> int | None:
+        """The shard's upper as far as this process knows, without asking: it may be later.
+
+        All updates at times before it are in the shard. None: the shard is finished.
+        """
+        return self._shard.machine.state.meta.upper
+
+    def fetch_upper(self, *, timeout: float | None = None) -> int | None:
+        """The shard's upper: one request."""
+        deadline = self._shard.deadline(timeout)
+        return self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper
+
+    def compare_and_append(
+        self,
+        updates: Any,
+        expected_upper: int,
+        new_upper: int | None,
+        *,
+        time: int | None = None,
+        token: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> AppendResult:
+        """Appends updates at times from `expected_upper` to before `new_upper`, if that is upper.
+
+        What makes the writers of one shard take turns. `token` (scope, number) makes it happen once
+        however often, and by whomever, it is tried: the second time the first one's result comes
+        back, `repeated`. A `new_upper` of None finishes the shard: nothing can be appended any
+        more. Without updates only upper moves; equal bounds change nothing.
+
+        Errors: UpperMismatch, which carries the current upper; UsageError for a finished shard,
+        bounds the wrong way, updates at other times; SchemaMismatch; Fenced for a batch whose
+        session has ended; LocationError.
+        """
+        if expected_upper is None:
+            raise UsageError("expected_upper=None: nothing can be appended to a finished shard")
+        check_time(expected_upper, "expected_upper")
+        return self._append(
+            updates,
+            lambda parts: Append(
+                expected_upper, _upper(new_upper), parts, expected_upper, token=_token(token)
+            ),
+            time,
+            self._shard.deadline(timeout),
+        )
+
+    def append(
+        self,
+        updates: Any,
+        new_upper: int | None,
+        *,
+        lower: int | None = None,
+        time: int | None = None,
+        token: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> AppendResult:
+        """Appends updates at times from `lower` to before `new_upper`, unless another did already.
+
+        For writers that append the same data, each whole, so that it gets there when one of them
+        stops: what is below the shard's upper by then is left out. `lower`: None for where the data
+        of this handle goes on, which is the shard's upper when it was opened, then each `new_upper`
+        of its own; a batch says it by itself. Errors: as `compare_and_append`; UpperMismatch where
+        `lower` is beyond the shard's upper, and updates would be missing in between.
+        """
+        start = lower
+        if start is None:
+            start = updates.lower if isinstance(updates, Batch) else self._mine
+        if start is None:
+            raise UsageError(f"shard {self._shard.id} is finished: its upper is the empty frontier")
+        check_time(start, "lower")
+        begin = start
+        return self._append(
+            updates,
+            lambda parts: Append(
+                begin, _upper(new_upper), parts, replicated=True, token=_token(token)
+            ),
+            time,
+            self._shard.deadline(timeout),
+        )
+
+    def advance_upper(self, new_upper: int, *, timeout: float | None = None) -> int | None:
+        """Moves upper to at least `new_upper`: no more updates come before it. Returns upper."""
+        check_time(new_upper, "new_upper")
+        deadline = self._shard.deadline(timeout)
+        upper: int | None = self._shard.machine.submit(
+            AdvanceUpper(new_upper), timeout=deadline.remaining()
+        )
+        self._appended(new_upper)
+        return upper
+
+    def finish(self, *, timeout: float | None = None) -> None:
+        """Ends the shard for writers, as it is: its upper becomes the empty frontier.
+
+        Harmless on a shard that is finished.
+        """
+        deadline = self._shard.deadline(timeout)
+        if self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
+            command = Append(0, None, replicated=True)
+            self._shard.machine.submit(command, timeout=deadline.remaining())
+        self._mine = None
+
+    def batch_builder(self, lower: int | None = None) -> BatchBuilder:
+        """A builder of a batch of updates at times from `lower` on (None: from upper, as known).
+
+        Until the batch is appended, this handle has to stay open, here or wherever it is.
+        """
+        self._check_open()
+        start = self.upper if lower is None else lower
+        if start is None:
+            raise UsageError(f"shard {self._shard.id} is finished: its upper is the empty frontier")
+        if self._release is None:
+            # Until the end of the handle: where its batches are by then is not known here.
+            self._release = self._shard.pulse.hold(self._shard.machine)
+        return BatchBuilder(self._shard, start)
+
+    # --- the end
+
+    def expire(self, *, timeout: float | None = None) -> None:
+        """Gives the handle up: batches that were not appended may be deleted from then on.
+
+        The session ends with the last handle of one `open_shard`. Harmless when repeated.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._release is not None:
+            self._release()
+        self._shard.let_go(timeout=self._shard.deadline(timeout).remaining())
+
+    close = expire
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.expire()
+
+    # --- how
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this handle is closed; open the shard again")
+
+    def _append(
+        self,
+        updates: Any,
+        command: Callable[[tuple[Part, ...]], Append],
+        time: int | None,
+        deadline: Deadline,
+    ) -> AppendResult:
+        self._check_open()
+        bare = command(())
+        if isinstance(updates, Batch):
+            check_shard(updates, self._shard)
+            parts = updates.parts
+        else:
+            known = self._refused(bare, deadline)
+            if known is not None:
+                return known
+            parts = self._written(updates, bare, time, deadline)
+        result: AppendResult = self._shard.machine.submit(
+            command(parts), timeout=deadline.remaining()
+        )
+        self._appended(bare.new_upper)
+        return result
+
+    def _appended(self, new_upper: int | None) -> None:
+        if new_upper is None or self._mine is None:
+            self._mine = None
+        else:
+            self._mine = max(self._mine, new_upper)
+
+    def _refused(self, bare: Append, deadline: Deadline) -> AppendResult | None:
+        """The result of a token that was committed; raises what the append would be refused with.
+
+        Asked before anything is written, so that an append that comes too late leaves nothing.
+        """
+        machine = self._shard.machine
+        if self._shard.location.read_only:
+            return None  # said by `submit`
+        state = machine.refresh(timeout=deadline.remaining())
+        nobody = Author("", first=True)
+        decision = machine.run(
+            lambda s: decide(s, bare, nobody), state=state, timeout=deadline.remaining()
+        )
+        result: AppendResult = decision.result
+        if not result.repeated:
+            return None
+        self._appended(bare.new_upper)
+        return result
+
+    def _written(
+        self, data: Any, bare: Append, time: int | None, deadline: Deadline
+    ) -> tuple[Part, ...]:
+        updates = updates_from(data, self._shard.schema, 0 if data is None else time)
+        if updates.table is not None and updates.table.num_rows:
+            times = pc.min_max(updates.table.column(TIME))
+            check_within(times["min"].as_py(), times["max"].as_py(), bare.lower, bare.new_upper)
+        if self._shard.location.read_only:
+            return ()
+        token = "" if bare.token is None else f"{bare.token[0]}:{bare.token[1]}"
+        return write_updates(self._shard, updates, deadline, token=token)
+
+
+def _upper(value: int | None) -> int | None:
+    if value is not None:
+        check_time(value, "new_upper")
+    return value
+
+
+def _token(token: Any) -> tuple[str, int] | None:
+    if token is None:
+        return None
+    good = (
+        isinstance(token, tuple | list)
+        and len(token) == 2
+        and isinstance(token[0], str)
+        and token[0]
+        and isinstance(token[1], int)
+        and not isinstance(token[1], bool)
+        and 0 <= token[1] < 1 << 63
+    )
+    if not good:
+        raise UsageError(
+            f"token={token!r}: pass (scope, number), a string and a growing whole number"
+        )
+    return token[0], token[1]
