@@ -18,6 +18,7 @@ from strandline.env import Deadline
 from strandline.errors import Corruption, LocationError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
+from strandline.parts.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.merge import Source, merge_read, visible
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
@@ -112,8 +113,11 @@ class Reading:
         self._streaming = False
         self._alone = False
         """Whether one piece is all: then its parts are read side by side."""
+        if view.seen is not None:
+            view.seen(self.intervals)
         table = view.version.table
         entries = handle.overlay.touching(table, view.entries, self.intervals)
+        self._probes = _probes(want, self.schema, self.codec)
         self.tasks = self._plan(view, entries, self.intervals)
 
     def table(self) -> pa.Table:
@@ -238,8 +242,11 @@ class Reading:
     def _plan(
         self, view: View, entries: Sequence[Entry], intervals: Sequence[Interval] | None
     ) -> list[ReadTask]:
+        may_hold = None if self._probes is None else self._probes.may_be_in
         return view.machine.run(
-            lambda state: plan_read(state, entries, intervals, view.as_of, raw=self.want.raw),
+            lambda state: plan_read(
+                state, entries, intervals, view.as_of, raw=self.want.raw, may_hold=may_hold
+            ),
             timeout=self._seconds(),
             state=view.data,
         )
@@ -273,7 +280,7 @@ class Reading:
         clean = self.is_clean(task)
         timeless = self._timeless(task)
         pieces = []
-        for part, place, _, rows_from in _stored_in(task):
+        for _, part, place, _, rows_from in _stored_in(task):
             inside = [both for i in task.intervals if (both := i.intersect(place))]
             if inside and not self.skips(part, clean=clean):
                 extra = [] if clean else _own_columns(part, timeless)
@@ -324,7 +331,8 @@ class Reading:
         """Reads a piece as the table is stored now."""
         version, as_of = self.view.version, self.view.as_of
         fresh = view_of(self._handle.store, version.table, as_of, timeout=self._seconds())
-        entries = self._handle.overlay.touching(version.table, fresh.entries, piece.intervals)
+        known = (*fresh.entries, *self.view.own)
+        entries = self._handle.overlay.touching(version.table, known, piece.intervals)
         tasks = self._plan(fresh, entries, piece.intervals)
         read = [self.read(p) for task in tasks for p in self._pieces(task, None)]
         return united_tables(read, self.arrow)
@@ -335,7 +343,7 @@ class Reading:
         want = self.want
         alone = self._alone_in(piece.task)
         columns = self._needed(piece.task, alone=alone)
-        sources = [*self._from_parts(piece, columns), *self._from_inline(piece, columns)]
+        sources = self._sources(piece, columns)
         condition = want.condition
         if condition is not None and self.schema.kind == "rows" and not alone:
             # SUBTLE: before the merge, because parts in which nothing matches were skipped: a
@@ -385,21 +393,33 @@ class Reading:
         table = pa.concat_tables(tables)
         return sort_table(table, self.schema.keys) if self.want.ordered else table
 
-    def _from_parts(self, piece: Piece, columns: list[str]) -> list[Source]:
+    def _sources(self, piece: Piece, columns: list[str]) -> list[Source]:
+        """The rows of each source: references, then entries one after another.
+
+        SUBTLE: of two rows of one key at one time the one in the later source counts. A transaction
+        reads what it wrote as if written at the time that it reads, after everything else.
+        """
         if piece.load is not None:
             rows, time = piece.load(self._seconds()), self.view.as_of
             return [Source(rows, time, distinct=False, rows_from=piece.rows_from)]
+        found = [*self._from_parts(piece, columns), *self._from_inline(piece, columns)]
+        return [source for _, source in sorted(found, key=lambda item: item[0])]
+
+    def _from_parts(self, piece: Piece, columns: list[str]) -> list[tuple[int, Source]]:
+        """With the number of the entry that each belongs to; -1: of none."""
         clean = self.is_clean(piece.task)
         timeless = self._timeless(piece.task)
         wanted = []
-        for part, place, time, rows_from in _stored_in(piece.task):
+        for number, part, place, time, rows_from in _stored_in(piece.task):
             inside = [both for i in piece.intervals if (both := i.intersect(place))]
             if inside and not self.skips(part, clean=clean):
                 extra = [] if clean else _own_columns(part, timeless)
-                wanted.append((part, inside, time, rows_from, [*columns, *extra]))
+                wanted.append((number, part, inside, time, rows_from, [*columns, *extra]))
 
-        def read(item: tuple[Part, list[Interval], int, int | None, list[str]]) -> Source:
-            part, inside, time, rows_from, names = item
+        def read(
+            item: tuple[int, Part, list[Interval], int, int | None, list[str]],
+        ) -> tuple[int, Source]:
+            number, part, inside, time, rows_from, names = item
             data = self._handle.store.reader.read(
                 part,
                 self.schema,
@@ -407,16 +427,14 @@ class Reading:
                 intervals=inside,
                 timeout=self._seconds(),
             )
-            return Source(data, time, part.distinct, rows_from)
+            return number, Source(data, time, part.distinct, rows_from)
 
         if self._alone:
             return self._handle.store.env.parallel(read, wanted)
         return [read(item) for item in wanted]
 
-    def _from_inline(self, piece: Piece, columns: list[str]) -> Iterator[Source]:
-        if piece.load is not None:
-            return
-        for entry in piece.task.entries:
+    def _from_inline(self, piece: Piece, columns: list[str]) -> Iterator[tuple[int, Source]]:
+        for number, entry in enumerate(piece.task.entries):
             if not entry.batch.inline:
                 continue
             data = self._handle.overlay.rows(entry, self.schema)
@@ -426,7 +444,8 @@ class Reading:
                 data = clip(data, piece.intervals, self.codec)
             if data.num_rows:
                 extra = [DIFF] if entry.batch.has_diff else []
-                yield Source(data.select([*columns, *extra]), entry.time, entry.batch.distinct)
+                rows = data.select([*columns, *extra])
+                yield number, Source(rows, entry.time, entry.batch.distinct)
 
 
 def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:
@@ -438,11 +457,15 @@ def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:
             yield part, part.span, entry.time
 
 
-def _stored_in(task: ReadTask) -> Iterator[tuple[Part, Interval, int, int | None]]:
-    """The same, each with the time from which on its rows count, where others do not."""
-    cut = {(r.part.key, r.place): r.rows_from for r in task.references if r.is_cut}
-    for part, place, time in parts_of(task):
-        yield part, place, time, cut.get((part.key, place))
+def _stored_in(task: ReadTask) -> Iterator[tuple[int, Part, Interval, int, int | None]]:
+    """The same, each with the number of its entry (-1: none), and the time from which on its rows
+    count, where others do not.
+    """
+    for ref in task.references:
+        yield -1, ref.part, ref.place, ref.time, ref.rows_from if ref.is_cut else None
+    for number, entry in enumerate(task.entries):
+        for part in entry.batch.parts:
+            yield number, part, part.span, entry.time, None
 
 
 def _own_columns(part: Part, timeless: set[str]) -> list[str]:
@@ -533,6 +556,14 @@ def intervals_of(want: Want, schema: TableSchema, codec: KeyCodec) -> list[Inter
     if asked is None:
         return implied
     return united(both for a in asked for i in implied if (both := a.intersect(i)))
+
+
+def _probes(want: Want, schema: TableSchema, codec: KeyCodec) -> Probes | None:
+    """The complete row keys that a read is for; None if it is for more than some of these."""
+    probes = probes_of(want.ranges, codec)
+    if probes is None and want.condition is not None:
+        probes = probes_of(key_ranges(want.condition.comparisons, schema), codec)
+    return probes
 
 
 _empties: dict[int, tuple[pa.Schema, pa.Table]] = {}

@@ -100,6 +100,30 @@ def test_only_what_meets_the_question_is_read() -> None:
     ]
 
 
+def test_parts_that_cannot_hold_what_is_asked_for_are_left_out() -> None:
+    shard = two_leaves()
+    asked = [Interval(b"n", b"n\0")]
+    parts = (part("p4", b"a", b"n"), part("p5", b"n", b"z"))
+    written = replace(batch(b"a", b"z"), inline=b"", parts=parts, rows=sum(p.rows for p in parts))
+    staged = replace(entry(10, b"a", b"z"), batch=written)
+    inline = entry(11, b"n", b"n")
+    assert inline.batch.inline
+
+    def plan(*without: str) -> list[ReadTask]:
+        return plan_read(
+            shard.state, (staged, inline), asked, 99, may_hold=lambda p: p.key not in without
+        )
+
+    (whole,) = plan()
+    assert sources(whole) == ["p2", "p3", "@10", "@11"]
+    (task,) = plan("p2", "p4")
+    assert sources(task) == ["p3", "@10", "@11"]
+    assert [p.key for p in task.entries[0].batch.parts] == ["p5"]
+    assert task.entries[0].batch.rows == parts[1].rows
+    (task,) = plan("p3", "p4", "p5")
+    assert sources(task) == ["p2", "@11"]
+
+
 def test_a_question_across_leaves_is_cut_at_their_bounds() -> None:
     shard = two_leaves()
     assert planned(shard, intervals=[Interval(b"l", b"p")]) == [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,7 +17,9 @@ from strandline.env import Env
 from strandline.location import Blob
 from strandline.parts.adjacent import order_of
 from strandline.parts.encoding import choose_encoding
+from strandline.parts.filters import FILTER_KEYS_MAX, make_filter
 from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
+from strandline.parts.hashes import Hashes, key_hashes
 from strandline.parts.keys import KeyCodec, locate
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
@@ -268,6 +271,7 @@ class _PartWriter:
             raise ValueError("rows of history say when each was born")
         self._separators: list[bytes] = []
         self._lower = b""
+        self._hashes: list[Hashes] = []
         self._samples = _Samples()
         self._last_row: pa.Table | None = None
         self._times: list[int] = []
@@ -292,6 +296,8 @@ class _PartWriter:
             self._has_diff = not pc.all(pc.equal(rows.column(DIFF), 1)).as_py()
         self._writer.write_table(rows, row_group_size=self._group_rows)
         self._rows += rows.num_rows
+        if self._rows <= FILTER_KEYS_MAX:
+            self._hashes.append(key_hashes(rows, self._schema.row_keys, self._schema))
 
     def finish(self) -> Part:
         """Writes the footer; what the catalog is to know of the part."""
@@ -323,7 +329,13 @@ class _PartWriter:
             footer_crc=zlib.crc32(tail),
             statistics=self._statistics.to_bytes(),
             schema_version=self._schema.version,
+            filter=self._filter(),
         )
+
+    def _filter(self) -> bytes:
+        if self._rows > FILTER_KEYS_MAX:
+            return b""
+        return make_filter(np.concatenate(self._hashes))
 
     def _chunk_table(self, metadata: pq.FileMetaData, pages_end: int) -> bytes:
         """What goes before Parquet's footer: see `strandline.parts.verified`."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strandline.state.commands import Compact, Output
-from strandline.state.model import EVERYTHING, Entry, Interval, Key, Leaf, Reference
+from strandline.state.model import EVERYTHING, Entry, Interval, Key, Leaf, Part, Reference
 from strandline.state.replay import State
 
 __all__ = [
@@ -93,7 +93,7 @@ def plan_read(
 
 
 def _holding(entry: Entry, may_hold: Callable[[Part], bool]) -> Entry | None:
-    """The entry with those of its parts that may hold what is asked for; None if nothing is left."""
+    """The entry with those of its parts that may hold what is asked for, None without any."""
     batch = entry.batch
     parts = tuple(part for part in batch.parts if may_hold(part))
     if len(parts) == len(batch.parts):
