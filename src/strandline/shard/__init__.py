@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strandline.shard.batches import Batch, BatchBuilder
+    from strandline.shard.compacting import ShardCompaction, compact
     from strandline.shard.handles import open_shard
     from strandline.shard.listen import Listen, ListenEvent
     from strandline.shard.read import ReadHandle, ShardHold
@@ -22,9 +23,11 @@ __all__ = [
     "Listen",
     "ListenEvent",
     "ReadHandle",
+    "ShardCompaction",
     "ShardHold",
     "SnapshotSplit",
     "WriteHandle",
+    "compact",
     "new_shard_id",
     "open_shard",
     "read_split",
@@ -36,9 +39,11 @@ _MODULES = {
     "Listen": "listen",
     "ListenEvent": "listen",
     "ReadHandle": "read",
+    "ShardCompaction": "compacting",
     "ShardHold": "read",
     "SnapshotSplit": "snapshots",
     "WriteHandle": "write",
+    "compact": "compacting",
     "new_shard_id": "shards",
     "open_shard": "handles",
     "read_split": "snapshots",

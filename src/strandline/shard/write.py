@@ -13,6 +13,7 @@ from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.parts.schema import TIME
 from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
+from strandline.shard.compacting import ShardCompaction, Strategy, compact_shard
 from strandline.shard.shards import Shard
 from strandline.shard.updates import check_time, updates_from
 from strandline.state.author import Author
@@ -152,9 +153,14 @@ class WriteHandle:
         Harmless on a shard that is finished.
         """
         deadline = self._shard.deadline(timeout)
-        if self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
-            command = Append(0, None, replicated=True)
-            self._shard.machine.submit(command, timeout=deadline.remaining())
+        machine = self._shard.machine
+        if machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
+            try:
+                machine.submit(Append(0, None, replicated=True), timeout=deadline.remaining())
+            except UsageError:
+                # Another was first: what was asked for is done.
+                if machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
+                    raise
         self._mine = None
 
     def batch_builder(self, lower: int | None = None) -> BatchBuilder:
@@ -170,6 +176,13 @@ class WriteHandle:
             # Until the end of the handle: where its batches are by then is not known here.
             self._release = self._shard.pulse.hold(self._shard.machine)
         return BatchBuilder(self._shard, start)
+
+    def compact(
+        self, strategy: Strategy = "size-ratio", *, timeout: float | None = None
+    ) -> ShardCompaction:
+        """Merges parts, and gives up history that nobody holds: see `strandline.shard.compact`."""
+        self._check_open()
+        return compact_shard(self._shard, strategy, self._shard.deadline(timeout))
 
     # --- the end
 

@@ -1,0 +1,195 @@
+"""Compaction of a shard that is used by itself: fewer parts, and no history that nobody reads.
+
+The plans are those of tables, the merge is not: here diffs are of any size and sign, so updates
+are added up, and none is taken for the end of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.env import Deadline, Env
+from strandline.errors import UsageError
+from strandline.location import BlobMissing, Location
+from strandline.parts.consolidate import consolidated_stream
+from strandline.parts.plain import int64
+from strandline.parts.schema import DIFF, END, TIME
+from strandline.parts.write import write_parts
+from strandline.settings import Settings
+from strandline.shard.changes import updates_of
+from strandline.shard.missing import state_without
+from strandline.shard.shards import Shard
+from strandline.shard.updates import TIME_MAX
+from strandline.state.commands import Compact, Output
+from strandline.state.plan import STRATEGIES, CompactionJob, plan_compaction, plan_descent
+from strandline.state.replay import State
+
+__all__ = ["ShardCompaction", "compact", "compact_shard", "plan_jobs"]
+
+Strategy = Literal["size-ratio", "basic", "full"]
+
+_PARTS_MAX = 11
+_THREADS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCompaction:
+    """What a compaction of a shard did."""
+
+    parts_before: int
+    parts_after: int
+    jobs: int
+    discarded: int
+    """Jobs whose inputs were replaced by somebody else meanwhile: their work was for nothing."""
+    rows: int
+    """Updates in the inputs of the jobs."""
+
+
+def compact(
+    location: Location,
+    shard_id: str,
+    *,
+    strategy: Strategy = "size-ratio",
+    settings: Settings | None = None,
+    timeout: float | None = None,
+    env: Env | None = None,
+) -> ShardCompaction:
+    """Merges parts of a shard, and moves times before its since up to it.
+
+    Safe beside anything else, itself included. Nothing that can be read from since on changes;
+    what is given up is what no hold asks for. `strategy` "full" merges everything there is, the
+    others what makes reads cheaper by enough. Errors: as `open_shard`.
+    """
+    shard = Shard(location, shard_id, settings, env)
+    deadline = shard.deadline(timeout)
+    try:
+        shard.describe_from(deadline)
+        return compact_shard(shard, strategy, deadline)
+    finally:
+        shard.close(timeout=shard.settings.timeout_seconds)
+
+
+def compact_shard(shard: Shard, strategy: str, deadline: Deadline) -> ShardCompaction:
+    """The same for a shard that is open."""
+    if strategy not in STRATEGIES:
+        raise UsageError(f"strategy={strategy!r}: choose of {', '.join(STRATEGIES)}")
+    machine = shard.machine
+    state = machine.refresh(timeout=deadline.remaining())
+    before = machine.run(lambda s: s.parts.count(), state=state, timeout=deadline.remaining())
+    descent = machine.run(
+        lambda s: list(plan_descent(s)), state=state, timeout=deadline.remaining()
+    )
+    for command in descent:
+        machine.submit(command, timeout=deadline.remaining())
+    jobs = machine.run(lambda s: plan_jobs(s, strategy), timeout=deadline.remaining())
+    applied = [_run(shard, job, deadline) for job in jobs]
+    after = machine.run(lambda s: s.parts.count(), timeout=deadline.remaining())
+    rows = sum(job.rows for job in jobs)
+    return ShardCompaction(before, after, len(jobs), applied.count(False), rows)
+
+
+def plan_jobs(state: State, strategy: str) -> list[CompactionJob]:
+    """The merges that the strategy wants; by "full" also of a part by itself, if it has history."""
+    jobs = [
+        # Nothing is kept apart: that is for rows that come once and go once.
+        replace(job, split_at=None)
+        for job in plan_compaction(state, strategy, parts_max=_PARTS_MAX)
+        if len(job.inputs) > 1
+    ]
+    since = state.meta.since
+    if strategy != "full" or since is None:
+        return jobs
+    taken = {key for job in jobs for key, _ in job.inputs}
+    for _, leaf in state.leaves.range():
+        for key, reference in state.references.prefix((1, leaf.interval.lower)):
+            if key not in taken and reference.time_min < since:
+                jobs.append(CompactionJob(leaf, ((key, reference),), since))
+    return jobs
+
+
+def _run(shard: Shard, job: CompactionJob, deadline: Deadline) -> bool:
+    """Whether the job's result is in the shard: not if another replaced one of its inputs."""
+    machine = shard.machine
+    with shard.pulse.holding(machine):
+        try:
+            outputs = _merged(shard, job, deadline)
+        except BlobMissing as error:
+            state_without(machine, error, deadline)
+            return False
+        command = Compact(tuple(key for key, _ in job.inputs), outputs)
+        applied: bool = machine.submit(command, timeout=deadline.remaining())
+    return applied
+
+
+def _merged(shard: Shard, job: CompactionJob, deadline: Deadline) -> tuple[Output, ...]:
+    """The references that shall replace the job's inputs; their parts are durable by then."""
+    schema, settings = shard.schema, shard.settings
+    session = shard.machine.live_session(timeout=deadline.remaining())
+    threads = min(_THREADS_MAX, settings.threads)
+    arrow = schema.stored(time=True, diff=True)
+    rows = consolidated_stream(
+        _updates(shard, job, arrow, deadline),
+        arrow,
+        schema.keys,
+        memory_bytes=settings.sort_memory_bytes,
+        threads=threads,
+    )
+    parts = write_parts(
+        shard.location.blob,
+        lambda: shard.new_part_key(session),
+        _without_plain_diff(rows),
+        schema,
+        identity=shard.identity(session),
+        settings=settings,
+        timeout=deadline.remaining(),
+        env=shard.env,
+        threads=threads,
+    )
+    if job.leaf is None:
+        raise AssertionError("a merge of a shard is one of a leaf")
+    leaf = job.leaf
+    return tuple(
+        Output(
+            leaf.id, leaf.interval.lower, part, TIME_MAX if part.time_max is None else part.time_max
+        )
+        for part in parts
+    )
+
+
+def _updates(
+    shard: Shard, job: CompactionJob, arrow: pa.Schema, deadline: Deadline
+) -> Iterator[pa.RecordBatch]:
+    """The inputs' updates, those before since moved up to it."""
+    columns = [*shard.schema.arrow.names, TIME, DIFF, END]
+    at = arrow.get_field_index(TIME)
+    since = int64(job.since)
+    for _, reference in job.inputs:
+        for batch in shard.reader.batches(
+            reference.part,
+            shard.schema,
+            columns=columns,
+            intervals=[reference.place],
+            timeout=deadline.remaining(),
+        ):
+            for found in updates_of(batch, reference, arrow, -1, TIME_MAX):
+                moved = pc.max_element_wise(found.column(TIME), since)
+                yield found.set_column(at, arrow.field(TIME), moved)
+
+
+def _without_plain_diff(
+    batches: Iterator[pa.RecordBatch],
+) -> Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch]:
+    """Few rows without a `__diff` that says nothing; of many it cannot be known beforehand."""
+    first = next(batches, None)
+    if first is None:
+        return []
+    second = next(batches, None)
+    if second is None and pc.all(pc.equal(first.column(DIFF), 1)).as_py():
+        return [first.drop_columns([DIFF])]
+    return chain([first] if second is None else [first, second], batches)
