@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("appends", "reads", "import_local", "import_spark", "stream_memory")
+NAMES = ("appends", "reads", "import_local", "import_spark", "stream_memory", "history")
 
 
 def main() -> int:

@@ -124,9 +124,12 @@ def _apart(ordered: Iterator[tuple[pa.RecordBatch, _Ages]], work: _Work) -> Iter
 
 
 def _columns_of_ours(sources: Iterable[Source]) -> set[str]:
-    """Which of `__diff` and `__end` a source has; the first batch of an iterator is looked at."""
+    """Which of `__diff` and `__end` a source has."""
     found: set[str] = set()
     for source in sources:
+        if source.ours is not None:
+            found |= source.ours
+            continue
         if isinstance(source.data, pa.Table):
             found.update(source.data.column_names)
             continue

@@ -37,6 +37,8 @@ class Source:
     """No two rows have the same full key, and none is a marker."""
     rows_from: int | None = None
     """Rows at times before this one do not count."""
+    ours: frozenset[str] | None = None
+    """Which of `__diff` and `__end` there are; None: the first rows tell."""
 
 
 def prepare_batch(table: pa.Table, schema: TableSchema) -> pa.Table:

@@ -5,8 +5,10 @@ The same function runs in the process that planned the job, and in a Spark execu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from strandline.env import Env
 from strandline.location import Blob
@@ -18,7 +20,7 @@ from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.write import write_parts
 from strandline.settings import Settings
 from strandline.state.commands import Output
-from strandline.state.model import L0, Reference, TableVersion
+from strandline.state.model import L0, Part, Reference, TableVersion
 from strandline.state.plan import CompactionJob
 
 __all__ = ["Workshop", "run_job"]
@@ -46,8 +48,13 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
     if job.is_over:
         return ()
     schema = TableSchema.from_version(shop.version)
-    small = job.size <= _IN_MEMORY_BYTES
-    sources = [_source(shop, schema, ref, small=small, timeout=timeout) for _, ref in job.inputs]
+    references = [reference for _, reference in job.inputs]
+    rows: Sequence[pa.Table | Iterator[pa.RecordBatch]]
+    if job.size <= _IN_MEMORY_BYTES:
+        rows = [_read(shop, schema, reference, timeout) for reference in references]
+    else:
+        rows = _Ahead(shop, schema, references, timeout).each()
+    sources = [_source(*pair) for pair in zip(references, rows, strict=True)]
     runs = merge_compact(
         sources,
         schema,
@@ -90,12 +97,60 @@ def _written(
     ]
 
 
-def _source(
-    shop: Workshop, schema: TableSchema, reference: Reference, *, small: bool, timeout: float
-) -> Source:
-    columns = [*schema.arrow.names, TIME, DIFF, END]
-    read = shop.reader.read if small else shop.reader.batches
-    data = read(
-        reference.part, schema, columns=columns, interval=reference.interval, timeout=timeout
-    )
-    return Source(data, reference.time, reference.part.distinct, reference.rows_from)
+def _source(reference: Reference, rows: pa.Table | Iterator[pa.RecordBatch]) -> Source:
+    part = reference.part
+    ours = frozenset(n for n, has in ((DIFF, part.has_diff), (END, part.has_end)) if has)
+    return Source(rows, reference.time, part.distinct, reference.rows_from, ours)
+
+
+def _columns(schema: TableSchema, part: Part) -> list[str]:
+    ours = ((TIME, part.time_max is not None), (DIFF, part.has_diff), (END, part.has_end))
+    return [*schema.arrow.names, *(name for name, there in ours if there)]
+
+
+def _read(shop: Workshop, schema: TableSchema, reference: Reference, timeout: float) -> pa.Table:
+    part = reference.part
+    columns = _columns(schema, part)
+    interval = reference.interval
+    return shop.reader.read(part, schema, columns=columns, interval=interval, timeout=timeout)
+
+
+class _Ahead:
+    """The rows of several references one after the other, of which the next are decoded already.
+
+    Many parts are small: to read ahead within each would be to wait at each.
+    """
+
+    def __init__(
+        self, shop: Workshop, schema: TableSchema, references: Sequence[Reference], timeout: float
+    ) -> None:
+        self._shop = shop
+        self._schema = schema
+        self._references = references
+        self._timeout = timeout
+        self._tables = shop.env.stream(
+            lambda piece: (piece[0], piece[1](timeout)), self._pieces(), ahead=shop.threads + 2
+        )
+        self._next = next(self._tables, None)
+
+    def each(self) -> list[Iterator[pa.RecordBatch]]:
+        """The rows of each reference, to be exhausted before the next."""
+        return [self._of(number) for number in range(len(self._references))]
+
+    def _of(self, number: int) -> Iterator[pa.RecordBatch]:
+        while self._next is not None and self._next[0] == number:
+            batches = self._next[1].combine_chunks().to_batches()
+            self._next = next(self._tables, None)
+            yield from batches
+
+    def _pieces(self) -> Iterator[tuple[int, Callable[[float], pa.Table]]]:
+        for number, reference in enumerate(self._references):
+            part = reference.part
+            for load in self._shop.reader.chunks(
+                part,
+                self._schema,
+                columns=_columns(self._schema, part),
+                intervals=[reference.interval],
+                timeout=self._timeout,
+            ):
+                yield number, load

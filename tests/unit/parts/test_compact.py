@@ -151,13 +151,13 @@ class World:
             outputs[age] = rows.read_all()
         newest = max(s.reference.time_max for s in chosen)
         self.stored = [s for s in self.stored if all(s is not c for c in chosen)]
-        for age, rows in outputs.items():
+        for name, rows in outputs.items():
             rows.validate(full=True)
-            check(age, rows, self, split_at)
+            check(name, rows, self, split_at)
             if rows.num_rows:
                 time = pc.max(rows[TIME]).as_py()
                 assert time <= newest or time == self.since
-                self.add(rows, time, reads_before=split_at if age == "history" else None)
+                self.add(rows, time, reads_before=split_at if name == "history" else None)
         return outputs
 
     # --- what is there
