@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -7,6 +9,12 @@ from hypothesis import settings
 # fast is measured by the benchmarks.
 settings.register_profile("strandline", deadline=None)
 settings.load_profile("strandline")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests leave in a cache is not left in the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 # First, because xdist reads the groups in the same hook.
