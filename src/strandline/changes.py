@@ -25,7 +25,15 @@ from strandline.times import Commit
 from strandline.txn.view import View
 from strandline.writing import WriteOptions, build, commit_computed, commit_writes
 
-__all__ = ["Selected", "Selection", "delete_keys", "delete_rows", "overwrite", "update_rows"]
+__all__ = [
+    "Selected",
+    "Selection",
+    "delete_keys",
+    "delete_rows",
+    "overwrite",
+    "united_batch",
+    "update_rows",
+]
 
 
 class Selected(Protocol):
@@ -129,15 +137,26 @@ def overwrite(
         # SUBTLE: in a keyed table a marker and a row of one key may not stand side by side in one
         # commit: both have its time, and time is rank. In one batch the last row of a key counts:
         # so the markers come first, then the data.
-        both = chain(
-            _read_back(handle, old, schema, options), _read_back(handle, new, schema, options)
-        )
-        rows = (
-            table if DIFF in table.column_names else _with_diff(table, 1, schema) for table in both
-        )
-        return [build(handle, view.version, _stream(rows, schema, diff=True), options, diff=True)]
+        return [united_batch(handle, view.version, [old, new], options)]
 
     return commit_computed(handle, version.table, options, compute)
+
+
+def united_batch(
+    handle: Handle, version: TableVersion, batches: Sequence[Batch], options: WriteOptions
+) -> Batch:
+    """Batches of one table, one after another, as one: of a keyed table's key the last row counts.
+
+    In bounded memory.
+    """
+    schema = typed(version)[0]
+    diff = any(batch.has_diff for batch in batches)
+    tables = chain.from_iterable(_read_back(handle, each, schema, options) for each in batches)
+    rows = (
+        table if not diff or DIFF in table.column_names else _with_diff(table, 1, schema)
+        for table in tables
+    )
+    return build(handle, version, _stream(rows, schema, diff=diff), options, diff=diff)
 
 
 def _deletion(handle: Handle, view: View, selected: Selected, options: WriteOptions) -> Batch:

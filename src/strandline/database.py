@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -26,10 +26,13 @@ from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.table import Table
 from strandline.times import Commit, datetime_of, parse_as_of
+from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
 from strandline.writing import WriteOptions, build, commit_writes
 
 __all__ = ["Database"]
+
+A = TypeVar("A")
 
 _LONG_SECONDS = 86_400.0
 """Deadline of upkeep that is given none."""
@@ -177,6 +180,55 @@ class Database:
         """
         moment = self._as_of if as_of is None else parse_as_of(as_of)
         return run_sql(self._handle, text, moment, self._handle.deadline(timeout))
+
+    # --- transactions
+
+    def transaction(
+        self,
+        *,
+        isolation: str = "strict serializable",
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Transaction:
+        """A transaction over any number of tables, to be used with `with`.
+
+        `isolation` is "strict serializable", "serializable" or "snapshot"; `Transaction` says what
+        each promises. The end of the block commits, at one time and visible at once; an exception
+        in it discards. A commit whose reads were changed by others raises `TransactionConflict`:
+        `transact` tries again by itself.
+        """
+        if self._as_of is not None:
+            raise UsageError("this is the database as of an earlier time, which cannot change")
+        return Transaction(
+            self._handle, isolation=isolation, token=token, metadata=metadata, timeout=timeout
+        )
+
+    def transact(
+        self,
+        function: Callable[[Transaction], A],
+        *,
+        isolation: str = "strict serializable",
+        token: tuple[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> A:
+        """Calls `function(transaction)` and commits; anew after each conflict, until the deadline.
+
+        Returns what `function` returned for the transaction that was committed. It may be called
+        several times, so it should do nothing else than read and write in the transaction. An
+        unknown outcome is raised, or with a token asked for again until it is known.
+        """
+        if self._as_of is not None:
+            raise UsageError("this is the database as of an earlier time, which cannot change")
+        return transact(
+            self._handle,
+            function,
+            isolation=isolation,
+            token=token,
+            metadata=metadata,
+            timeout=timeout,
+        )
 
     def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
         """The commits of the database, newest first, at most `limit`.

@@ -29,8 +29,9 @@ from strandline.state.model import Batch, TableVersion
 from strandline.statements import Delete, Insert, Update, names_in, parse_write
 from strandline.times import Commit
 from strandline.txn.staging import Staging
+from strandline.txn.txns import named
 from strandline.txn.view import View, views
-from strandline.writing import WriteOptions, build, commit_computed, commit_writes
+from strandline.writing import Pending, WriteOptions, build, commit_computed, commit_writes
 
 __all__ = ["Relation", "run_sql"]
 
@@ -85,16 +86,21 @@ class Relation:
         return result
 
 
-def run_sql(handle: Handle, text: Any, as_of: int | None, deadline: Deadline) -> Relation | Commit:
-    """Runs one statement as of a time (None: the latest)."""
+def run_sql(
+    handle: Handle,
+    text: Any,
+    as_of: int | None,
+    deadline: Deadline,
+    transaction: Pending | None = None,
+) -> Relation | Commit:
+    """Runs one statement as of a time (None: the latest), or within a transaction."""
     if not isinstance(text, str):
         raise UsageError(f"{text!r} is no SQL: pass a string")
-    txns = handle.store.txns
-    state = txns.refresh(timeout=deadline.remaining())
-    versions = _named(txns.tables(state, as_of), text)
+    tables = _Tables(handle, as_of, deadline, transaction)
+    versions = _named(tables.known(), text)
     kind, text = _statement(text, versions)
     if kind in {"SELECT", "EXPLAIN"}:
-        return _query(handle, text, versions, as_of, deadline)
+        return _query(handle, text, tables.views(versions))
     if kind not in {"INSERT", "UPDATE", "DELETE"}:
         raise UsageError(
             f"db.sql runs SELECT, INSERT, UPDATE and DELETE, not {kind}; tables are made by "
@@ -102,7 +108,41 @@ def run_sql(handle: Handle, text: Any, as_of: int | None, deadline: Deadline) ->
         )
     if as_of is not None:
         raise UsageError(f"{kind} with an as_of: the past cannot change; leave as_of out")
-    return _Writing(handle, versions, deadline).run(parse_write(kind, text))
+    return _Writing(tables, versions).run(parse_write(kind, text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The tables that a statement may name, and how they look to it."""
+
+    handle: Handle
+    as_of: int | None
+    deadline: Deadline
+    transaction: Pending | None
+
+    def known(self) -> list[TableVersion]:
+        """All of them."""
+        if self.transaction is not None:
+            return self.transaction.tables()
+        txns = self.handle.store.txns
+        state = txns.refresh(timeout=self.deadline.remaining())
+        return txns.tables(state, self.as_of)
+
+    def views(self, versions: Sequence[TableVersion], as_of: int | None = None) -> list[View]:
+        """Some of them, all at one time: `as_of`, or the statement's."""
+        if self.transaction is not None:
+            return [self.transaction.view(v.table, self.deadline) for v in versions]
+        moment = self.as_of if as_of is None else as_of
+        names = [version.name for version in versions]
+        return views(self.handle.store, names, moment, timeout=self.deadline.remaining())
+
+    def options(self, operation: str) -> WriteOptions:
+        """The options of a write."""
+        if self.transaction is not None:
+            return self.transaction.options(operation, self.deadline)
+        store = self.handle.store
+        store.check_writable()
+        return WriteOptions(operation, None, {}, self.deadline, Staging(store, self.deadline))
 
 
 def _named(versions: Sequence[TableVersion], text: str) -> list[TableVersion]:
@@ -133,14 +173,7 @@ def _statement(text: str, versions: Sequence[TableVersion]) -> tuple[str, str]:
     raise refused(f"{text!r} is no SQL that DuckDB understands", why or ValueError("empty"))
 
 
-def _query(
-    handle: Handle,
-    text: str,
-    versions: Sequence[TableVersion],
-    as_of: int | None,
-    deadline: Deadline,
-) -> Relation:
-    opened = views(handle.store, [v.name for v in versions], as_of, timeout=deadline.remaining())
+def _query(handle: Handle, text: str, opened: Sequence[View]) -> Relation:
     cursor = instance(ordered=False)
     failures = Failures()
     what = f"the query {_short(text)}"
@@ -219,20 +252,14 @@ def _batches(reading: Reading, rows: int) -> Iterator[pa.RecordBatch]:
 class _Writing:
     """One INSERT, UPDATE or DELETE."""
 
-    def __init__(
-        self, handle: Handle, versions: Sequence[TableVersion], deadline: Deadline
-    ) -> None:
-        self._handle = handle
+    def __init__(self, tables: _Tables, versions: Sequence[TableVersion]) -> None:
+        self._tables = tables
+        self._handle = tables.handle
         self._versions = {version.name.casefold(): version for version in versions}
-        self._deadline = deadline
 
     def run(self, statement: Insert | Update | Delete) -> Commit:
         """Commits it; it is evaluated again when what it read has changed."""
-        operation = type(statement).__name__.lower()
-        store = self._handle.store
-        store.check_writable()
-        staging = Staging(store, self._deadline)
-        options = WriteOptions(operation, None, {}, self._deadline, staging)
+        options = self._tables.options(type(statement).__name__.lower())
         version = self._target(statement.target)
         if isinstance(statement, Insert):
             return self._insert(version, statement, options)
@@ -254,8 +281,7 @@ class _Writing:
 
     def others(self, reads: Sequence[TableVersion], as_of: int) -> Others:
         """What makes the tables that subqueries name known, as of a time."""
-        names = [version.name for version in reads]
-        opened = views(self._handle.store, names, as_of, timeout=self._deadline.remaining())
+        opened = self._tables.views(reads, as_of)
 
         def known(cursor: Duck, failures: Failures) -> None:
             register(cursor, self._handle, opened, failures)
@@ -305,9 +331,8 @@ class _Writing:
     def _target(self, name: str) -> TableVersion:
         version = self._versions.get(name.casefold())
         if version is None:
-            txns = self._handle.store.txns
-            state = txns.refresh(timeout=self._deadline.remaining())
-            return txns.table(state, name)  # raises UnknownTable with the names that are near
+            known = self._tables.known()
+            return named(known, name)  # raises UnknownTable with the names that are near
         return version
 
     def _reads(self, text: str) -> list[TableVersion]:

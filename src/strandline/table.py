@@ -28,7 +28,7 @@ from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of
 from strandline.txn.view import View, view_of
-from strandline.writing import WriteOptions, build, commit_writes, first_commit
+from strandline.writing import Pending, WriteOptions, build, commit_writes, first_commit
 
 __all__ = ["Table"]
 
@@ -46,10 +46,17 @@ class Table:
     `LocationError`, which says whether the write may have happened.
     """
 
-    def __init__(self, handle: Handle, version: TableVersion, as_of: int | None = None) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        version: TableVersion,
+        as_of: int | None = None,
+        transaction: Pending | None = None,
+    ) -> None:
         self._handle = handle
         self._version = version
         self._as_of = as_of
+        self._transaction = transaction
 
     # --- what it is
 
@@ -483,6 +490,8 @@ class Table:
         return txns.table_by_id(state, self._version.table, self._as_of)
 
     def _view(self, deadline: Deadline) -> View:
+        if self._transaction is not None:
+            return self._transaction.view(self._version.table, deadline)
         store = self._handle.store
         return view_of(store, self._version.table, self._as_of, timeout=deadline.remaining())
 
@@ -494,6 +503,8 @@ class Table:
                 f"this is table {self._version.name!r} as of an earlier time, which cannot change; "
                 "write to the table itself"
             )
+        if self._transaction is not None:
+            return self._transaction.options(operation, self._handle.deadline(timeout))
         return WriteOptions.of(self._handle, operation, token, metadata, timeout)
 
     def _append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, TransactionConflict, UsageError
@@ -32,10 +32,27 @@ __all__ = [
     "commit_computed",
     "commit_writes",
     "first_commit",
+    "token_of",
     "unchanged",
 ]
 
 Token = tuple[str, int]
+
+
+class Pending(Protocol):
+    """A transaction that is open: where reads and writes within it go."""
+
+    def view(self, table: str, deadline: Deadline) -> View:
+        """The table with that id, with what the transaction wrote; reads of it are remembered."""
+
+    def tables(self) -> list[TableVersion]:
+        """The tables that there are."""
+
+    def options(self, operation: str, deadline: Deadline) -> WriteOptions:
+        """The options of a write within it."""
+
+    def add(self, writes: Sequence[tuple[TableVersion, Write]]) -> Commit:
+        """Takes up writes that are committed later; says how many rows they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,8 @@ class WriteOptions:
     metadata: Mapping[str, str]
     deadline: Deadline
     staging: Staging
+    transaction: Pending | None = None
+    """What the write is a piece of; None: it is a commit of its own."""
 
     @classmethod
     def of(
@@ -61,7 +80,7 @@ class WriteOptions:
         store, deadline = handle.store, handle.deadline(timeout)
         store.check_writable()
         staging = Staging(store, deadline)
-        return cls(operation, _token(token), _metadata(metadata), deadline, staging)
+        return cls(operation, token_of(token), _metadata(metadata), deadline, staging)
 
     @property
     def token_text(self) -> str:
@@ -69,7 +88,8 @@ class WriteOptions:
         return "" if self.token is None else f"{self.token[0]}:{self.token[1]}"
 
 
-def _token(token: Any) -> Token | None:
+def token_of(token: Any) -> Token | None:
+    """A user's token, checked; UsageError says what one is."""
     if token is None:
         return None
     good = (
@@ -153,8 +173,10 @@ def commit_writes(
     reads: Sequence[Read] = (),
 ) -> Commit:
     """One commit of all of it, if what `reads` names is unchanged. Durable and visible when this
-    returns.
+    returns. Within a transaction, the transaction takes it up.
     """
+    if options.transaction is not None:
+        return options.transaction.add(writes)
     store = handle.store
     real = [(version, write) for version, write in writes if write.batch.rows]
     if not real and not changes and options.token is None:
@@ -212,6 +234,12 @@ def commit_computed(
     written, and the commit is that of the read.
     """
     store = handle.store
+    if options.transaction is not None:
+        # It remembers what is read, and is the one that is begun anew if that changes.
+        within = options.transaction.view(table, options.deadline)
+        return options.transaction.add(
+            [(within.version, Write(table, batch)) for batch in compute(within)]
+        )
     pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
     given_up: int | None = None
     while True:

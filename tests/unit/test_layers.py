@@ -37,6 +37,7 @@ LAYERS: list[set[str]] = [
         "reports",
         "splitting",
         "statements",
+        "transaction",
         "subscription",
         "writing",
     },

@@ -17,7 +17,7 @@ from strandline.state.pages import TOP
 from strandline.state.replay import State
 from strandline.txn.grouping import CommitQueue, Note
 
-__all__ = ["TIDIES_PER_COMMIT", "Txns"]
+__all__ = ["TIDIES_PER_COMMIT", "Txns", "named"]
 
 TIDIES_PER_COMMIT = 32
 """Applied entries that a commit retracts along the way: more than it adds, and still cheap."""
@@ -56,14 +56,7 @@ class Txns:
 
     def table(self, state: State, name: str, as_of: int | None = None) -> TableVersion:
         """The table of that name at `as_of` (None: now); UnknownTable names those that are near."""
-        versions = self.tables(state, as_of)
-        for version in versions:
-            if version.name == name:
-                return version
-        near = get_close_matches(name, [version.name for version in versions], 3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        when = "" if as_of is None else f" at {as_of}"
-        raise UnknownTable(f"there is no table {name!r}{when}{hint}")
+        return named(self.tables(state, as_of), name, as_of)
 
     def table_by_id(self, state: State, table: str, as_of: int | None = None) -> TableVersion:
         """The table with that id at `as_of` (None: now)."""
@@ -157,6 +150,17 @@ class Txns:
         with self._lock:
             count = min(TIDIES_PER_COMMIT, len(self._applied))
             return tuple(self._applied.popleft() for _ in range(count))
+
+
+def named(versions: Sequence[TableVersion], name: str, as_of: int | None = None) -> TableVersion:
+    """The one of that name; UnknownTable names those that are near."""
+    for version in versions:
+        if version.name == name:
+            return version
+    near = get_close_matches(name, [version.name for version in versions], 3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    when = "" if as_of is None else f" at {as_of}"
+    raise UnknownTable(f"there is no table {name!r}{when}{hint}")
 
 
 def _holds(version: TableVersion, as_of: int | None) -> bool:

@@ -10,7 +10,7 @@ from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption
 from strandline.parts.schema import TableSchema
 from strandline.shard.machine import Machine
-from strandline.state.model import Entry, TableVersion
+from strandline.state.model import Entry, Interval, TableVersion
 from strandline.state.replay import State
 from strandline.txn.store import Store
 
@@ -31,8 +31,12 @@ class View:
     data: State
     machine: Machine
     entries: tuple[Entry, ...]
-    """The overlay: `data`'s upper <= time <= `as_of`, ascending by time."""
+    """The overlay: `data`'s upper <= time <= `as_of`, ascending by time; then `own`."""
     as_of: int
+    own: tuple[Entry, ...] = ()
+    """What the transaction wrote that reads here, as if at `as_of`, after everything else."""
+    seen: Callable[[Sequence[Interval] | None], None] | None = None
+    """Told the intervals of keys (None: all) that are read; a transaction remembers them."""
 
 
 def views(
@@ -115,6 +119,7 @@ def _settled(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State
 def view_at(
     store: Store, state: State, version: TableVersion, as_of: int, deadline: Deadline
 ) -> View:
+    """One version of a table as of a time, by a state of the txns shard that knows all of it."""
     machine = store.data(version.table)
     data = data_for(store, state, version, deadline)
     upper, since = data.meta.upper, data.meta.since

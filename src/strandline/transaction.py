@@ -1,0 +1,412 @@
+"""Transactions: any number of reads and writes on any number of tables, at one time.
+
+All reads are as of the time at which the transaction began, with its own writes over them. What was
+read is remembered as intervals of keys; the commit is one record, and the isolation says which of
+these intervals have to be unchanged for it to be granted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, get_args
+
+import pyarrow as pa
+
+from strandline.changes import united_batch
+from strandline.env import Deadline, retry_delays
+from strandline.errors import LocationError, TransactionConflict, UsageError
+from strandline.handle import Handle
+from strandline.parts.inline import decode_inline
+from strandline.query import Scan
+from strandline.reading import typed
+from strandline.sql import Relation, run_sql
+from strandline.state.commands import Read, Write
+from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
+from strandline.state.plan import united
+from strandline.table import Table
+from strandline.times import Commit
+from strandline.txn.staging import Staging
+from strandline.txn.txns import named
+from strandline.txn.view import View, view_at
+from strandline.writing import WriteOptions, commit_writes, token_of
+
+__all__ = ["Isolation", "Transaction", "TransactionTable", "transact"]
+
+A = TypeVar("A")
+Isolation = Literal["strict serializable", "serializable", "snapshot"]
+
+_STAGING_SECONDS = 7 * 86_400.0
+"""For how long a transaction may keep what it staged."""
+
+_READS_MAX = 1_024
+"""Intervals of a table that are remembered before they are united."""
+
+# Within one process, so that no two writes of open transactions go for the same one.
+_ordinals = itertools.count(1 << 40)
+
+
+class Transaction:
+    """Reads and writes of several tables that happen at one time, or not at all. Thread-safe.
+
+    Made by `Database.transaction`, as a context manager: the end of the block commits, an exception
+    discards. `committed` is the `Commit` after that.
+
+    - "snapshot": reads are of one moment; a row that was read and then written here must not have
+      been written by another since.
+    - "serializable": nothing that was read may have been written by another since; the moment that
+      is read may be one that this handle knew already.
+    - "strict serializable" (default): the same, and the moment is not before the transaction began.
+
+    In all of them no row is deleted or updated twice. Appends and other writes that rest on no read
+    never conflict.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        isolation: str = "strict serializable",
+        token: Any = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if isolation not in get_args(Isolation):
+            raise UsageError(f"isolation={isolation!r}: choose of {', '.join(get_args(Isolation))}")
+        store = handle.store
+        self._handle = handle
+        self._isolation = isolation
+        self._token = token_of(token)
+        self._metadata = dict(metadata or {})
+        self._timeout = timeout
+        self._staging = Staging(store, Deadline(store.env, _STAGING_SECONDS))
+        deadline = handle.deadline(timeout)
+        txns = store.txns
+        known = txns.machine.state
+        if isolation != "serializable" or not known.seqno:
+            known = txns.refresh(timeout=deadline.remaining())
+        self._state = known
+        self._bases: dict[str, View] = {}
+        self._writes: dict[str, list[Entry]] = {}
+        self._versions: dict[str, TableVersion] = {}
+        self._reads: dict[str, list[Interval]] = {}
+        self._lock = threading.Lock()
+        self._over = ""
+        self.read_time = txns.latest(known)
+        """The time at which everything is read, in µs; -1 in a database without a commit."""
+        self.committed: Commit | None = None
+        """What was committed, once it was."""
+
+    # --- what users hold
+
+    def table(self, name: str) -> TransactionTable:
+        """A table, to be read and written within this transaction. Errors: UnknownTable."""
+        self._check_open()
+        version = named(self.tables(), name)
+        self._versions.setdefault(version.table, version)
+        return TransactionTable(self, Table(self._handle, version, transaction=self))
+
+    def __getitem__(self, name: str) -> TransactionTable:
+        return self.table(name)
+
+    def sql(self, query: str, *, timeout: float | None = None) -> Relation | int:
+        """Runs one statement: a SELECT gives a relation, a write the number of rows written."""
+        self._check_open()
+        result = run_sql(self._handle, query, None, self._handle.deadline(timeout), self)
+        return (result.rows or 0) if isinstance(result, Commit) else result
+
+    def commit(self, *, timeout: float | None = None) -> Commit:
+        """Commits: durable, atomic, and visible to everybody at one time.
+
+        Errors: TransactionConflict (something that was read has changed; nothing was written),
+        UnknownTable (a table was dropped), Fenced, and LocationError, whose `may_have_happened`
+        says whether it may have been committed. Then, and with a token, it may be called again.
+        """
+        if self.committed is not None:
+            return self.committed
+        self._check_open()
+        deadline = self._handle.deadline(self._timeout if timeout is None else timeout)
+        options = self.options("transaction", deadline)
+        options = replace(options, token=self._token, metadata=self._metadata, transaction=None)
+        writes = [
+            (self._versions[table], Write(table, batch))
+            for table in self._writes
+            for batch in self._batches(table, options)
+        ]
+        if not writes and self._token is None:
+            # Reads of one moment are at one moment: that is all that there is to prove.
+            self.committed = Commit(self.read_time, 0, ())
+        else:
+            reads = self._to_be_unchanged(writes)
+            self.committed = commit_writes(self._handle, writes, options, reads=reads)
+        self._over = "was committed"
+        return self.committed
+
+    def rollback(self) -> None:
+        """Discards what was written here; nothing of it was ever visible."""
+        if not self._over:
+            self._over = "was rolled back"
+            self._writes.clear()
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a second try would find out what became of the first."""
+        return self._token is not None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.rollback()
+        elif not self._over:
+            self.commit()
+
+    # --- what reads and writes inside of it ask for
+
+    def options(self, operation: str, deadline: Deadline) -> WriteOptions:
+        """The options of a write within the transaction."""
+        self._handle.store.check_writable()
+        return WriteOptions(operation, None, {}, deadline, self._staging, self)
+
+    def tables(self) -> list[TableVersion]:
+        """The tables that the transaction sees."""
+        return self._handle.store.txns.tables(self._state)
+
+    def view(self, table: str, deadline: Deadline) -> View:
+        """The table with that id as the transaction sees it; what is read of it is remembered."""
+        self._check_open()
+        store = self._handle.store
+        base = self._bases.get(table)
+        if base is None:
+            version = store.txns.table_by_id(self._state, table)
+            base = view_at(store, self._state, version, self.read_time, deadline)
+            self._bases[table] = base
+        own = tuple(self._writes.get(table, ()))
+        return replace(base, entries=base.entries + own, own=own, seen=partial(self._saw, table))
+
+    def add(self, writes: Sequence[tuple[TableVersion, Write]]) -> Commit:
+        """Takes up writes; from now on reads within the transaction see them."""
+        self._check_open()
+        rows = 0
+        for version, write in writes:
+            if not write.batch.rows:
+                continue
+            # As if written at the time that is read, after everything else of that time.
+            entry = Entry(version.table, self.read_time, next(_ordinals), "", write.batch)
+            with self._lock:
+                self._versions.setdefault(version.table, version)
+                self._writes.setdefault(version.table, []).append(entry)
+            rows += write.batch.rows
+        return Commit(self.read_time, rows, tuple(dict.fromkeys(v.name for v, _ in writes)))
+
+    # --- inside
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise UsageError(f"this transaction {self._over}; begin another")
+
+    def _saw(self, table: str, intervals: Sequence[Interval] | None) -> None:
+        with self._lock:
+            seen = self._reads.setdefault(table, [])
+            if seen == [EVERYTHING]:
+                return
+            seen += [EVERYTHING] if intervals is None else intervals
+            if EVERYTHING in seen:
+                seen[:] = [EVERYTHING]
+            elif len(seen) > _READS_MAX and len(seen) & (len(seen) - 1) == 0:
+                seen[:] = united(seen)
+
+    def _batches(self, table: str, options: WriteOptions) -> list[Batch]:
+        """What is committed of a table.
+
+        SUBTLE: in a keyed table two rows of one key may not stand side by side in one commit: both
+        have its time, and time is rank. So several writes become one, in which the last row counts.
+        """
+        batches = [entry.batch for entry in self._writes[table]]
+        version = self._versions[table]
+        if version.kind == "keyed" and len(batches) > 1:
+            one = united_batch(self._handle, version, batches, options)
+            self._writes[table] = [replace(self._writes[table][-1], batch=one)]
+            return [one]
+        return batches
+
+    def _to_be_unchanged(self, writes: Sequence[tuple[TableVersion, Write]]) -> list[Read]:
+        """What nobody may have written since it was read here."""
+        since = self.read_time + 1
+        seen = {table: united(intervals) for table, intervals in self._reads.items() if intervals}
+        if self._isolation != "snapshot":
+            return [Read(table, since, tuple(intervals)) for table, intervals in seen.items()]
+        written: dict[str, list[Interval]] = {}
+        for version, write in writes:
+            if write.table in seen:
+                written.setdefault(write.table, []).extend(_keys_of(version, write.batch))
+        found = {
+            table: _common(seen[table], united(intervals)) for table, intervals in written.items()
+        }
+        return [Read(table, since, tuple(both)) for table, both in found.items() if both]
+
+
+def _keys_of(version: TableVersion, batch: Batch) -> Iterator[Interval]:
+    """Intervals that have all keys of a batch, and while it is small little else."""
+    if batch.inline:
+        schema, codec = typed(version)
+        rows = decode_inline(batch.inline, schema)
+        for key in dict.fromkeys(codec.encode_rows(rows, range(rows.num_rows))):
+            yield Interval(key, key + b"\0")
+    for part in batch.parts:
+        yield part.span
+
+
+def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """What two lists of ascending, disjoint intervals have in common."""
+    found: list[Interval] = []
+    left, right = 0, 0
+    while left < len(some) and right < len(others):
+        one, other = some[left], others[right]
+        both = one.intersect(other)
+        if both is not None:
+            found.append(both)
+        if other.upper is None or (one.upper is not None and one.upper <= other.upper):
+            left += 1
+        else:
+            right += 1
+    return found
+
+
+class TransactionTable:
+    """A table within a transaction: what `Table` does, at the transaction's time.
+
+    Writes give the number of rows that they add, change or delete, and are visible to what is read
+    after them in the same transaction.
+    """
+
+    def __init__(self, transaction: Transaction, table: Table) -> None:
+        self._transaction = transaction
+        self._table = table
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._table.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return self._table.schema
+
+    def scan(self, *args: Any, **options: Any) -> Scan:
+        """As `Table.scan`."""
+        return self._table.scan(*args, **options)
+
+    def get(self, *key: Any, **options: Any) -> pa.Table:
+        """As `Table.get`."""
+        return self._table.get(*key, **options)
+
+    def get_one(self, *key: Any, **options: Any) -> dict[str, Any] | None:
+        """As `Table.get_one`."""
+        return self._table.get_one(*key, **options)
+
+    def get_many(self, keys: Any, **options: Any) -> pa.Table:
+        """As `Table.get_many`."""
+        return self._table.get_many(keys, **options)
+
+    def head(self, rows: int = 10) -> pa.Table:
+        """The first rows by key."""
+        return self._table.head(rows)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+    def append(self, data: Any, *, timeout: float | None = None) -> int:
+        """As `Table.append`."""
+        return self._table.append(data, timeout=timeout).rows or 0
+
+    def upsert(self, data: Any, *, timeout: float | None = None) -> int:
+        """As `Table.upsert`."""
+        return self._table.upsert(data, timeout=timeout).rows or 0
+
+    def delete(self, where: Any = None, **options: Any) -> int:
+        """As `Table.delete`."""
+        return self._table.delete(where, **options).rows or 0
+
+    def update(self, values: dict[str, Any], where: Any = None, **options: Any) -> int:
+        """As `Table.update`."""
+        return self._table.update(values, where, **options).rows or 0
+
+    def overwrite(self, data: Any, where: Any = None, **options: Any) -> int:
+        """As `Table.overwrite`."""
+        return self._table.overwrite(data, where, **options).rows or 0
+
+    def __repr__(self) -> str:
+        return f"{self._table!r} in a transaction at {self._transaction.read_time}"
+
+
+def transact(
+    handle: Handle,
+    function: Callable[[Transaction], A],
+    *,
+    isolation: str,
+    token: Any,
+    metadata: Mapping[str, str] | None,
+    timeout: float | None,
+) -> A:
+    """What `function` returns for a transaction that was committed; begun anew after a conflict.
+
+    An unknown outcome is asked for again with the token, if there is one, and raised if not.
+    """
+    deadline = handle.deadline(timeout)
+    env = handle.store.env
+    pauses = iter(retry_delays(env, first_seconds=0.002, most_seconds=0.25))
+    while True:
+        transaction = Transaction(
+            handle,
+            isolation=isolation,
+            token=token,
+            metadata=metadata,
+            timeout=max(deadline.remaining(), 0.001),
+        )
+        try:
+            result = function(transaction)
+            _settled(transaction, deadline, pauses, handle)
+        except TransactionConflict:
+            transaction.rollback()
+            deadline.check(
+                "a transaction that others keep changing the reads of", may_have_happened=False
+            )
+            env.sleep(min(next(pauses), deadline.remaining()))
+        except BaseException:
+            transaction.rollback()
+            raise
+        else:
+            return result
+
+
+def _settled(
+    transaction: Transaction, deadline: Deadline, pauses: Iterator[float], handle: Handle
+) -> None:
+    """Commits; with a token again and again while the outcome is not known."""
+    while True:
+        try:
+            transaction.commit(timeout=max(deadline.remaining(), 0.001))
+        except LocationError as error:
+            if not (error.may_have_happened and transaction.has_token and deadline.remaining()):
+                raise
+            handle.store.env.sleep(min(next(pauses), deadline.remaining()))
+        else:
+            return
