@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from strandline.differences import runs_of, with_keys_of
 from strandline.expressions import Assignments
 from strandline.handle import Handle
 from strandline.parts.inline import decode_inline
 from strandline.parts.schema import DIFF, TableSchema
 from strandline.reading import Reading, Want, typed
 from strandline.state.commands import Write
-from strandline.state.model import Batch, TableVersion
+from strandline.state.model import Batch, Interval, TableVersion
 from strandline.times import Commit
 from strandline.txn.view import View
 from strandline.writing import WriteOptions, build, commit_computed, commit_writes
@@ -31,6 +32,7 @@ __all__ = [
     "delete_keys",
     "delete_rows",
     "overwrite",
+    "touches",
     "united_batch",
     "update_rows",
 ]
@@ -157,6 +159,28 @@ def united_batch(
         for table in tables
     )
     return build(handle, version, _stream(rows, schema, diff=diff), options, diff=diff)
+
+
+def touches(handle: Handle, version: TableVersion, batch: Batch, keys: pa.Table) -> bool:
+    """Whether a batch has a row of one of these full keys, which are sorted."""
+    schema, codec = typed(version)
+    inline = [decode_inline(batch.inline, schema)] if batch.inline else []
+    inside = [Interval(first, last + b"\0") for first, last in runs_of(keys, codec)]
+    deadline = handle.deadline(None)
+    found = (
+        handle.store.reader.read(
+            part,
+            schema,
+            columns=schema.keys,
+            intervals=inside,
+            timeout=deadline.remaining(),
+        )
+        for part in batch.parts
+    )
+    return any(
+        with_keys_of(rows.select(schema.keys), keys, schema.keys).num_rows
+        for rows in chain(inline, found)
+    )
 
 
 def _deletion(handle: Handle, view: View, selected: Selected, options: WriteOptions) -> Batch:

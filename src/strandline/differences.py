@@ -19,7 +19,7 @@ from strandline.conditions import Condition
 from strandline.env import Deadline
 from strandline.errors import UnknownTable
 from strandline.handle import Handle
-from strandline.parts.keys import KeyRange, clip
+from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.merge import Source
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.updates import OLD, OP, first_of_each, happened, netted, updates_in
@@ -30,7 +30,7 @@ from strandline.state.replay import State
 from strandline.txn.changes import Asked, Span, Spans
 from strandline.txn.view import View, view_at
 
-__all__ = ["Difference", "Wanted"]
+__all__ = ["Difference", "Wanted", "runs_of", "with_keys_of"]
 
 _PIECE_ROWS = 262_144
 """Updates in a piece, at most about: as in reads, few enough to hold several."""
@@ -257,7 +257,7 @@ class Difference:
         if looked_up.num_rows <= _LOOKUPS_MAX:
             return reading.table()
         # What lies between the keys comes along; it is left out table by table.
-        found = [_with_keys_of(table, looked_up, keys) for table in reading.tables()]
+        found = [with_keys_of(table, looked_up, keys) for table in reading.tables()]
         return pa.concat_tables(found) if found else None
 
     def _view_before(self) -> View | None:
@@ -272,19 +272,31 @@ class Difference:
         return view_at(store, self._state, version, self._after, self._deadline())
 
 
-def _with_keys_of(table: pa.Table, keys: pa.Table, names: Sequence[str]) -> pa.Table:
+def with_keys_of(table: pa.Table, keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows that have one of these keys."""
     joined = table.join(keys, keys=list(names), join_type="left semi", use_threads=False)
     return joined.select(table.column_names)
 
 
 def _ranges(keys: pa.Table) -> Iterator[KeyRange]:
     """Ranges that have all of the keys, which are sorted: of each, or of runs of neighbours."""
-    step = -(-keys.num_rows // _LOOKUPS_MAX)
-    firsts = keys.take(pa.array(np.arange(0, keys.num_rows, step)))
-    ends = np.minimum(np.arange(step - 1, keys.num_rows + step - 1, step), keys.num_rows - 1)
-    lasts = keys.take(pa.array(ends))
-    for first, last in zip(_tuples(firsts), _tuples(lasts), strict=True):
+    firsts, lasts = _ends_of_runs(keys.num_rows)
+    for first, last in zip(_tuples(keys.take(firsts)), _tuples(keys.take(lasts)), strict=True):
         yield KeyRange(first, last, closed=True)
+
+
+def runs_of(keys: pa.Table, codec: KeyCodec) -> Iterator[tuple[bytes, bytes]]:
+    """The same as pairs of encoded keys, the last one included."""
+    firsts, lasts = _ends_of_runs(keys.num_rows)
+    first = codec.encode_rows(keys, firsts.to_pylist())
+    yield from zip(first, codec.encode_rows(keys, lasts.to_pylist()), strict=True)
+
+
+def _ends_of_runs(count: int) -> tuple[pa.Array, pa.Array]:
+    """The first and the last rows of at most `_LOOKUPS_MAX` runs."""
+    step = max(1, -(-count // _LOOKUPS_MAX))
+    firsts = np.arange(0, count, step)
+    return pa.array(firsts), pa.array(np.minimum(firsts + step - 1, count - 1))
 
 
 def _tuples(keys: pa.Table) -> Iterator[tuple[Any, ...]]:

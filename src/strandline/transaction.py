@@ -17,14 +17,15 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 import pyarrow as pa
 
-from strandline.changes import united_batch
+from strandline.changes import touches, united_batch
 from strandline.env import Deadline, retry_delays
 from strandline.errors import LocationError, TransactionConflict, UsageError
 from strandline.handle import Handle
 from strandline.parts.inline import decode_inline
+from strandline.proof import proven
 from strandline.query import Scan
 from strandline.reading import typed
-from strandline.sql import Relation, run_sql
+from strandline.sql import run_sql
 from strandline.state.commands import Read, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
@@ -42,6 +43,9 @@ Isolation = Literal["strict serializable", "serializable", "snapshot"]
 
 _STAGING_SECONDS = 7 * 86_400.0
 """For how long a transaction may keep what it staged."""
+
+_PROOFS_MAX = 8
+"""How often a commit that was refused for want of knowledge is proven and tried again."""
 
 _READS_MAX = 1_024
 """Intervals of a table that are remembered before they are united."""
@@ -113,8 +117,8 @@ class Transaction:
     def __getitem__(self, name: str) -> TransactionTable:
         return self.table(name)
 
-    def sql(self, query: str, *, timeout: float | None = None) -> Relation | int:
-        """Runs one statement: a SELECT gives a relation, a write the number of rows written."""
+    def sql(self, query: str, *, timeout: float | None = None) -> Any:
+        """Runs one statement: a query gives a `Relation`, a write the number of rows written."""
         self._check_open()
         result = run_sql(self._handle, query, None, self._handle.deadline(timeout), self)
         return (result.rows or 0) if isinstance(result, Commit) else result
@@ -141,8 +145,7 @@ class Transaction:
             # Reads of one moment are at one moment: that is all that there is to prove.
             self.committed = Commit(self.read_time, 0, ())
         else:
-            reads = self._to_be_unchanged(writes)
-            self.committed = commit_writes(self._handle, writes, options, reads=reads)
+            self.committed = self._granted(writes, options)
         self._over = "was committed"
         return self.committed
 
@@ -239,6 +242,30 @@ class Transaction:
             self._writes[table] = [replace(self._writes[table][-1], batch=one)]
             return [one]
         return batches
+
+    def _granted(
+        self, writes: Sequence[tuple[TableVersion, Write]], options: WriteOptions
+    ) -> Commit:
+        """The commit, if what was read is unchanged, by the state or else by the tables."""
+        reads = self._to_be_unchanged(writes)
+        for _ in range(_PROOFS_MAX):
+            try:
+                return commit_writes(self._handle, writes, options, reads=reads)
+            except TransactionConflict:
+                before = reads
+                reads = proven(self._handle, reads, self._concerns, options.deadline)
+                if reads == before:
+                    raise
+        return commit_writes(self._handle, writes, options, reads=reads)
+
+    def _concerns(self, table: str, keys: pa.Table) -> bool:
+        """Whether it matters that others changed these keys among those that were read."""
+        if self._isolation != "snapshot":
+            return True
+        return any(
+            touches(self._handle, self._versions[table], entry.batch, keys)
+            for entry in self._writes.get(table, ())
+        )
 
     def _to_be_unchanged(self, writes: Sequence[tuple[TableVersion, Write]]) -> list[Read]:
         """What nobody may have written since it was read here."""

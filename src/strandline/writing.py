@@ -8,7 +8,7 @@ condition that nobody wrote to the table since that read, and computed again whe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from strandline.env import Deadline, retry_delays
@@ -18,8 +18,8 @@ from strandline.history import commit_at
 from strandline.parts.batch import build_batch
 from strandline.reading import typed
 from strandline.state.commands import Read, TableChange, Write
-from strandline.state.model import Batch, TableVersion
-from strandline.state.plan import leaf_bounds
+from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
+from strandline.state.plan import leaf_bounds, united
 from strandline.times import Commit
 from strandline.txn.staging import Staging
 from strandline.txn.store import Store
@@ -204,9 +204,9 @@ def commit_writes(
     return Commit(result.time, rows, tuple(names))
 
 
-def unchanged(table: str, as_of: int) -> Read:
-    """The condition that nobody wrote to the table after `as_of`."""
-    return Read(table, as_of + 1)
+def unchanged(table: str, as_of: int, intervals: Sequence[Interval] = (EVERYTHING,)) -> Read:
+    """The condition that nobody wrote to these keys of the table after `as_of`."""
+    return Read(table, as_of + 1, tuple(intervals))
 
 
 def _nothing(
@@ -243,7 +243,13 @@ def commit_computed(
     pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
     given_up: int | None = None
     while True:
+        seen: list[Interval] = []
+
+        def saw(intervals: Sequence[Interval] | None, seen: list[Interval] = seen) -> None:
+            seen += [EVERYTHING] if intervals is None else intervals
+
         view = view_of(store, table, None, timeout=options.deadline.remaining())
+        view = replace(view, seen=saw)
         try:
             batches = [batch for batch in compute(view) if batch.rows]
         except AsOfTooOld:
@@ -258,7 +264,8 @@ def commit_computed(
             return Commit(view.as_of, 0, ())
         writes = [(view.version, Write(table, batch)) for batch in batches]
         # Also where there is nothing to write: a token's commit says so of its own, later time.
-        looked_at = [unchanged(each, view.as_of) for each in (table, *reads)]
+        looked_at = [unchanged(each, view.as_of) for each in reads]
+        looked_at.append(unchanged(table, view.as_of, united(seen)))
         try:
             return commit_writes(handle, writes, options, reads=looked_at)
         except TransactionConflict:

@@ -164,7 +164,7 @@ def test_a_compaction_that_is_applied_though_an_input_is_gone_is_noticed(
 
 
 def test_a_write_that_is_not_computed_again_after_a_change_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(writing, "unchanged", lambda table, _: Read(table, 1 << 62))
+    monkeypatch.setattr(writing, "unchanged", lambda table, *_: Read(table, 1 << 62))
     assert noticed(range(1, 46), "Difference")
 
 

@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
         "inspection",
         "maintenance",
         "overlay",
+        "proof",
         "reading",
         "reports",
         "splitting",

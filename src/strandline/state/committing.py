@@ -140,6 +140,8 @@ def _check_read(state: State, read: Read, touches: Touches) -> None:
     table = current_table(state, read.table)
     if table is None:
         raise UnknownTable(f"the table {read.table} was dropped; nothing was written")
+    if not read.intervals:
+        return
     progress = state.tidied.get((read.table,))
     # ◆ What was tidied is not known any more: a conflict, never an assumption.
     if progress is not None and progress.tidied_through >= read.since:
