@@ -36,16 +36,17 @@ def updates_from(data: Any, schema: TableSchema, time: int | None) -> Updates:
 
     Updates whose diff is 0 are left out: they say nothing. Raises `SchemaMismatch`, `UsageError`.
     """
-    known = replace(schema, arrow=schema.stored(time=True, diff=True))
-    given = to_arrow({} if data is None else data, known)
-    if not given.schema.names:
-        given = known.arrow.empty_table()
+    arrow = schema.stored(time=True, diff=True)
+    given = arrow.empty_table() if data is None else to_arrow(data, replace(schema, arrow=arrow))
     names = set(given.schema.names)
     if time is not None:
         check_time(time, "time")
-        if data is not None and TIME in names and given.schema is not known.arrow:
-            raise UsageError(f"the updates have a column {TIME}, and time={time} is given as well")
-    elif TIME not in names:
+    nothing = isinstance(given, pa.Table) and not given.num_rows and given.schema == arrow
+    if not names or nothing:
+        return Updates(arrow, iter(()), arrow.empty_table())
+    if time is not None and TIME in names:
+        raise UsageError(f"the updates have a column {TIME}, and time={time} is given as well")
+    if time is None and TIME not in names:
         raise UsageError(
             f"the updates have no column {TIME}: add it, or pass time=, the time of all of them"
         )

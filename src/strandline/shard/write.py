@@ -268,7 +268,7 @@ class WriteHandle:
     def _written(
         self, data: Any, bare: Append, time: int | None, deadline: Deadline
     ) -> tuple[Part, ...]:
-        updates = updates_from(data, self._shard.schema, 0 if data is None else time)
+        updates = updates_from(data, self._shard.schema, time)
         if updates.table is not None and updates.table.num_rows:
             times = pc.min_max(updates.table.column(TIME))
             check_within(times["min"].as_py(), times["max"].as_py(), bare.lower, bare.new_upper)

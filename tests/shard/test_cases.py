@@ -1,0 +1,233 @@
+"""CASES.md, Shard: S1 to S10, S14 and S15, through the public handles."""
+
+import pytest
+
+from strandline.errors import AsOfTooOld, DeadlineExceeded, LocationError, UpperMismatch, UsageError
+from strandline.location import Location
+from strandline.shard import compact
+from tests.shard.helpers import (
+    QUIET,
+    SHARD,
+    Meddling,
+    Pair,
+    listed,
+    opened,
+    planned,
+    rows,
+    updates,
+)
+
+
+def test_bounds_are_checked_before_the_shard_changes(pair: Pair) -> None:
+    """S1."""
+    write, _ = pair
+    with pytest.raises(UpperMismatch) as refused:
+        write.compare_and_append(updates(("a", 1, 1)), 1, 2)
+    assert refused.value.upper == 0
+    assert write.compare_and_append(None, 0, 5).upper == 5
+    with pytest.raises(UsageError, match="wrong way"):
+        write.compare_and_append(None, 5, 4)
+    with pytest.raises(UsageError, match="from 5 to before 5"):
+        write.compare_and_append(updates(("a", 5, 1)), 5, 5)
+    assert write.compare_and_append(None, 5, 5).upper == 5
+    assert write.fetch_upper() == 5
+
+
+def test_the_second_writer_is_told_the_upper_and_goes_on_from_there(
+    location: Location, pair: Pair
+) -> None:
+    """S2."""
+    first, read = pair
+    second, other = opened(location)
+    first.compare_and_append(updates(("a", 2, 1)), 0, 3)
+    with pytest.raises(UpperMismatch) as refused:
+        second.compare_and_append(updates(("b", 0, 1)), 0, 1)
+    assert refused.value.upper == 3
+    second.compare_and_append(updates(("b", 3, 1)), 3, 4)
+    assert rows(location, read, 3) == {"a": 1, "b": 1}
+    second.close()
+    other.close()
+
+
+def test_what_replicated_writers_append_is_there_once(location: Location, pair: Pair) -> None:
+    """S3."""
+    first, read = pair
+    second, other = opened(location)
+    data = [("a", 0, 1), ("b", 2, 1), ("a", 3, 1), ("c", 4, -2), ("d", 5, 1)]
+    first.append(updates(*(u for u in data if u[1] < 3)), 3)
+    second.append(updates(*(u for u in data if u[1] < 5)), 5)
+    first.append(updates(*(u for u in data if 3 <= u[1] < 6)), 6)
+    (event,) = read.listen(-1, until=6)
+    assert listed(event.updates) == sorted(data)
+    assert rows(location, read, 5) == {"a": 2, "b": 1, "c": -2, "d": 1}
+    second.close()
+    other.close()
+
+
+def test_a_token_brings_the_first_result_back(location: Location, pair: Pair) -> None:
+    """S4."""
+    first, read = pair
+    second, other = opened(location)
+    first.advance_upper(3)
+    token = ("job", 1)
+    first.compare_and_append(updates(("a", 3, 1)), 3, 4, token=token)
+    second.compare_and_append(updates(("b", 4, 1)), 4, 5)
+    again = first.compare_and_append(updates(("a", 3, 1)), 3, 4, token=token)
+    assert (again.repeated, again.upper) == (True, 4)
+    assert read.fetch_upper() == 5
+    assert rows(location, read, 4) == {"a": 1, "b": 1}
+    second.finish()
+    assert first.compare_and_append(updates(("a", 3, 1)), 3, 4, token=token).repeated
+    second.close()
+    other.close()
+
+
+def test_what_adds_up_to_nothing_is_compacted_away(location: Location, pair: Pair) -> None:
+    """S5."""
+    write, read = pair
+    write.compare_and_append(updates(("zero", 0, 1), ("zero", 1, -1), ("one", 1, 1)), 0, 11)
+    read.downgrade_since(10)
+    compact(location, SHARD, strategy="full", settings=QUIET)
+    assert stored(pair) == [("one", 10, 1)]
+
+
+def test_times_before_since_move_up_to_it_and_add_up(location: Location, pair: Pair) -> None:
+    """S6."""
+    write, read = pair
+    write.compare_and_append(updates(("a", 0, 1), ("b", 1, 1), ("c", 2, 1)), 0, 3)
+    write.compare_and_append(updates(("a", 3, 1), ("b", 4, 1), ("d", 5, 1)), 3, 7)
+    read.downgrade_since(6)
+    compact(location, SHARD, strategy="full", settings=QUIET)
+    assert stored(pair) == [("a", 6, 2), ("b", 6, 2), ("c", 6, 1), ("d", 6, 1)]
+
+
+def stored(pair: Pair) -> list[tuple[str, int, int]]:
+    """All updates as they are stored, with the times that they have by now."""
+    shard = pair[0]._shard
+    state = shard.machine.refresh()
+    found = []
+    for _, reference in state.references.range():
+        columns = ["word", "__time", "__diff"]
+        table = shard.reader.read(reference.part, shard.schema, columns=columns, timeout=5)
+        found += [(r["word"], r["__time"], r.get("__diff", 1)) for r in table.to_pylist()]
+    return sorted(found)
+
+
+def test_a_snapshot_lies_between_since_and_upper_or_waits(location: Location) -> None:
+    """S7."""
+    env = Meddling()
+    write, read = opened(location, env=env)
+    write.compare_and_append(updates(("a", 1, 1), ("b", 4, 1)), 0, 5)
+    read.downgrade_since(2)
+    with pytest.raises(AsOfTooOld, match="since is 2"):
+        read.snapshot(1)
+    assert rows(location, read, 2) == {"a": 1}
+    assert rows(location, read, 4) == {"a": 1, "b": 1}
+    with pytest.raises(DeadlineExceeded, match="its upper is 5"):
+        read.snapshot(5, timeout=30)
+    env.meanwhile = [lambda: write.compare_and_append(updates(("c", 5, 1)), 5, 6)]
+    assert rows(location, read, 5) == {"a": 1, "b": 1, "c": 1}
+    assert env.meanwhile == []
+    read.close()
+    write.close()
+
+
+def test_a_snapshot_has_the_batches_up_to_its_time(location: Location, pair: Pair) -> None:
+    """S8."""
+    write, read = pair
+    for number, word in enumerate("abc"):
+        write.compare_and_append(updates((word, 5 * number, 1)), 5 * number, 5 * number + 5)
+    assert rows(location, read, 9) == {"a": 1, "b": 1}
+    assert rows(location, read, 10) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_listen_begins_after_its_time(pair: Pair) -> None:
+    """S9."""
+    write, read = pair
+    listen = read.listen(1, timeout=5)
+    write.compare_and_append(updates(("one", 1, 1), ("two", 2, 1)), 0, 3)
+    event = next(listen)
+    assert (listed(event.updates), event.progress) == ([("two", 2, 1)], 3)
+
+
+def test_since_is_the_least_of_the_readers(location: Location, pair: Pair) -> None:
+    """S10."""
+    write, first = pair
+    other_write, second = opened(location)
+    write.advance_upper(10)
+    assert first.downgrade_since(2) == 2
+    assert second.downgrade_since(3) == 3
+    assert since(pair) == 2
+    assert first.downgrade_since(5) == 5
+    assert since(pair) == 3
+    assert first.downgrade_since(1) == 5
+    assert since(pair) == 3
+    second.close()
+    other_write.close()
+
+
+def since(pair: Pair) -> int | None:
+    return pair[0]._shard.machine.refresh().meta.since
+
+
+def test_an_append_whose_reply_was_lost_happens_once(location: Location) -> None:
+    """S14."""
+    doubtful, plan = planned(location, [])
+    write, read = opened(doubtful)
+    before = len(plan.puts)
+    plan.plan = ["done"]
+    write.compare_and_append(updates(("a", 0, 1)), 0, 1)
+    assert len(plan.puts) == before + 1
+    assert rows(location, read, 0) == {"a": 1}
+    assert parts(location) == 1
+    read.close()
+    write.close()
+
+
+def test_an_append_that_lost_its_slot_is_judged_anew(location: Location, pair: Pair) -> None:
+    """S15."""
+    rival, read = pair
+    doubtful, plan = planned(location, [])
+    write, other = opened(doubtful)
+    plan.plan = ["lost"]
+    plan.before_scan = [
+        lambda: None,  # the look before anything is written
+        lambda: rival.compare_and_append(updates(("b", 0, 1)), 0, 1),
+    ]
+    with pytest.raises(UpperMismatch) as refused:
+        write.compare_and_append(updates(("a", 0, 1)), 0, 1)
+    assert refused.value.upper == 1
+    assert plan.before_scan == []
+    assert rows(location, read, 0) == {"b": 1}
+    other.close()
+    write.close()
+
+
+def test_an_append_that_was_put_again_by_hand_with_its_token_happens_once(
+    location: Location, pair: Pair
+) -> None:
+    """S14, where nobody could find out in time."""
+    _, read = pair
+    doubtful, plan = planned(location, [])
+    write, other = opened(doubtful, env=Meddling())
+    plan.plan = ["done"]
+    before = len(plan.puts)
+
+    def fail() -> None:
+        plan.failing_scans = 10_000
+
+    plan.before_scan = [fail]  # all looks fail but the one before anything is written
+    with pytest.raises(LocationError) as unknown:
+        write.compare_and_append(updates(("a", 0, 1)), 0, 1, token=("job", 1), timeout=30)
+    assert unknown.value.may_have_happened
+    plan.failing_scans = 0
+    again = write.compare_and_append(updates(("a", 0, 1)), 0, 1, token=("job", 1))
+    assert again.upper == 1
+    assert len(plan.puts) == before + 1
+    assert rows(location, read, 0) == {"a": 1}
+    other.close()
+    write.close()
+
+
+def parts(location: Location) -> int:
+    return sum("/part/" in info.key for info in location.blob.list("", timeout=5))
