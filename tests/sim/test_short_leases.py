@@ -1,0 +1,29 @@
+"""Histories in which sessions expire all the time, their owners alive or dead, idle or at work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from strandline.shard.machine import Machine
+from strandline.testing.simulator import History
+
+
+@pytest.mark.parametrize(("lease", "first"), [(0.05, 1), (0.3, 100)])
+def test_sessions_that_expire_all_the_time_change_nothing_that_anybody_sees(
+    lease: float, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew = Machine._renew
+    renewed: list[str] = []
+
+    def counted(machine: Machine) -> None:
+        renewed.append(machine.session)
+        renew(machine)
+
+    monkeypatch.setattr(Machine, "_renew", counted)
+    for seed in range(first, first + 10):
+        history = History(seed)
+        history.settings = replace(history.settings, lease_seconds=lease)
+        history.play()
+    assert len(renewed) == len(set(renewed)) > 5
