@@ -20,7 +20,8 @@ class Settings:
 
     lease_seconds: float = 900.0
     """Silence after which others may end a session: a holder gets through once in each quarter.
-    Longer than outages and pauses that pass by themselves; a dead one's claim waits no longer."""
+    Longer than outages and pauses that pass by themselves; a dead one's claim waits no longer.
+    Should be the same for all processes of a database."""
 
     inline_bytes_max: int = 64 * KIB
     """A batch of at most this many Arrow IPC bytes is committed inside its entry, not as a part."""
@@ -48,6 +49,12 @@ class Settings:
 
     small_parts_max: int = 6
     """Small parts in a leaf or in L0 at which the background worker merges those of like size."""
+
+    level_zero_parts_max: int = 24
+    """Parts in L0 at which its oldest go down into the leaves: each lookup has to look at all."""
+
+    sinking_leaf_bytes: int = 64 * KIB
+    """Bytes for each leaf that it touches at which a part of L0 goes down before that."""
 
     small_part_bytes_max: int = 8 * MIB
     """Parts larger than this are left to `compact`: background merging stays in small bites."""
