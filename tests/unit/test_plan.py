@@ -19,6 +19,7 @@ from strandline.state.plan import (
     plan_compaction,
     plan_descent,
     plan_read,
+    plan_sinking,
     plan_small_merge,
     size_ratio,
     united,
@@ -382,6 +383,76 @@ def test_small_parts_of_l0_are_merged_when_there_are_enough() -> None:
     assert plan(10, 10, 10, 900, 900, 900) is None
     assert plan(10, 10, 10, 10, 900) == [10] * 4
     assert plan(*[10] * 30) == [10] * 16
+
+
+def test_a_small_merge_is_a_bite_of_the_smallest() -> None:
+    job = plan_small_merge(
+        with_l0(*[40] * 9, 3, 2).state, None, parts_min=4, size_max=50, rows_max=99
+    )
+    assert job is not None
+    assert sorted(reference.part.size for _, reference in job.inputs) == [2, 3, 40, 40, 40, 40]
+
+
+def test_what_counts_as_small_is_the_share_of_a_part_that_a_leaf_has() -> None:
+    shard = with_l0(80, 80, 80, 80)
+    for command in plan_descent(shard.state):
+        shard.do(command)
+    assert plan_small_merge(shard.state, b"m", parts_min=4, size_max=39, rows_max=99) is None
+    job = plan_small_merge(shard.state, b"m", parts_min=4, size_max=40, rows_max=99)
+    assert job is not None
+    assert len(job.inputs) == 4
+
+
+# --- what sinks
+
+
+def sinking(shard: Shard, leaf_bytes_min: int, length_max: int, **more: int) -> list[str]:
+    """The parts that go down now."""
+    command = plan_sinking(
+        shard.state, leaf_bytes_min=leaf_bytes_min, length_max=length_max, **more
+    )
+    before = in_l0(shard.references())
+    if command is None:
+        return []
+    assert shard.do(command) is True
+    return [key for key in before if key not in in_l0(shard.references())]
+
+
+def test_what_is_large_for_each_of_its_leaves_sinks_at_once() -> None:
+    shard = with_l0(99, 100, 20, 300)
+    assert sinking(shard, 50, 10) == ["p1", "p3"]
+    assert sinking(shard, 50, 10) == []
+    assert in_l0(shard.references()) == ["p0", "p2"]
+
+
+def test_only_leaves_that_a_part_touches_count() -> None:
+    shard = Shard()
+    shard.do(Split(1, b"", tuple(bytes([n]) for n in range(10, 100, 10))))
+    shard.apply(2, (1, part("p0", b"\x05", b"\x0f", size=100)))
+    shard.apply(3, (2, part("p1", b"\x05", b"\x14", size=100)))
+    shard.apply(4, (3, part("p2", b"\x0a", b"\x1e", size=150)))
+    assert sinking(shard, 50, 10) == ["p0", "p2"]
+
+
+def test_when_l0_is_too_long_the_oldest_sink_however_small() -> None:
+    shard = with_l0(1, 1, 1, 1, 1, 1)
+    assert sinking(shard, 50, 4) == ["p0", "p1"]
+    assert sinking(shard, 50, 4) == []
+    assert sinking(shard, 50, 0) == ["p2", "p3", "p4", "p5"]
+    assert in_l0(shard.references()) == []
+
+
+def test_one_record_takes_no_more_down_than_its_bound() -> None:
+    shard = with_l0(*[100] * 5)
+    assert sinking(shard, 1, 99, outputs_max=3) == ["p0", "p1"]
+    assert sinking(shard, 1, 99, outputs_max=4) == ["p2", "p3"]
+
+
+def test_sinking_shows_the_same_rows() -> None:
+    shard = two_leaves()
+    before = [sources(task) for task in plan_read(shard.state, (), None, 99)]
+    assert sinking(shard, 0, 99) == ["p3"]
+    assert [sources(task) for task in plan_read(shard.state, (), None, 99)] == before
 
 
 def test_small_parts_of_a_leaf_are_merged_within_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from strandline.state.commands import Compact, Output
 from strandline.state.model import EVERYTHING, Entry, Interval, Key, Leaf, Part, Reference
@@ -27,6 +28,7 @@ __all__ = [
     "plan_compaction",
     "plan_descent",
     "plan_read",
+    "plan_sinking",
     "plan_small_merge",
     "size_ratio",
     "united",
@@ -329,8 +331,13 @@ def _split_at(state: State, inputs: _Inside) -> int:
 
 def _size(state: State, reference: Reference) -> float:
     """Bytes behind the reference; a part that several share is divided evenly."""
+    return reference.part.size * _share(state, reference)
+
+
+def _share(state: State, reference: Reference) -> float:
+    """Which fraction of its part the reference stands for, if all that share it have as much."""
     use = state.parts.get((reference.part.key,))
-    return reference.part.size / max(1, use.references if use else 1)
+    return 1 / max(1, use.references if use else 1)
 
 
 def markers_from(inputs: _Inside, others: Iterable[Reference]) -> int | None:
@@ -357,27 +364,66 @@ def plan_small_merge(
 ) -> CompactionJob | None:
     """A merge of small parts within the leaf at `lower` (None: L0), when it has many of them.
 
-    A part of `rows_max` rows, where a merge begins the next one, is as large as parts get, in
-    however few bytes: merging such parts would give as many of them again, and never end.
+    What counts is the share that a reference has of its part. A part of `rows_max` rows, where a
+    merge begins the next one, is as large as parts get, in however few bytes: merging such parts
+    would give as many of them again, and never end. The smallest are merged first, of at most
+    `4 * size_max` bytes together: a bite.
     """
     leaf = None if lower is None else state.leaves.get((lower,))
     if lower is not None and leaf is None:
         return None
     inside = list(state.references.prefix((0,) if lower is None else (1, lower)))
-    small = [
-        (key, ref)
-        for key, ref in inside
-        if ref.part.size <= size_max and ref.part.rows < rows_max and ref.reads_before is None
-    ]
-    if len(small) < parts_min:
+    if len(inside) < parts_min:
         return None
-    sizes = [(_size(state, ref), key) for key, ref in small]
-    groups = size_ratio(sizes, ratio=1.5, parts_max=4 * parts_min)
+    sizes: dict[Key, float] = {}
+    for key, ref in inside:
+        share = _share(state, ref)
+        size, rows = ref.part.size * share, ref.part.rows * share
+        if size <= size_max and rows < rows_max and ref.reads_before is None:
+            sizes[key] = size
+    if len(sizes) < parts_min:
+        return None
+    ordered = [(size, key) for key, size in sizes.items()]
+    groups = size_ratio(ordered, ratio=1.5, parts_max=4 * parts_min)
     if not groups:
         return None
-    chosen = set(groups[0])
-    inputs = tuple((key, ref) for key, ref in small if key in chosen)
+    reach = accumulate(sizes[key] for key in groups[0])
+    chosen = {
+        key
+        for number, (key, total) in enumerate(zip(groups[0], reach, strict=True))
+        if number < 2 or total <= 4 * size_max
+    }
+    inputs = tuple((key, ref) for key, ref in inside if key in chosen)
     return CompactionJob(leaf, inputs, since=-1)
+
+
+def plan_sinking(
+    state: State, *, leaf_bytes_min: int, length_max: int, outputs_max: int = 1_000
+) -> Compact | None:
+    """What of L0 goes down into its leaves now, oldest first: metadata only; None: nothing has to.
+
+    What brings each leaf that it touches `leaf_bytes_min` bytes on average is worth a reference
+    there. What brings less waits for others that it is merged with, unless L0 is longer than
+    `length_max`. About `outputs_max` references are made at most.
+    """
+    above = list(state.references.prefix((0,)))
+    inputs: list[Key] = []
+    outputs: list[Output] = []
+    for number, (key, reference) in enumerate(above):
+        waits = number >= len(above) - length_max
+        if waits and reference.part.size < leaf_bytes_min * _touched(state, reference.place):
+            continue
+        inputs.append(key)
+        outputs += _sunk(state, reference)
+        if len(outputs) >= outputs_max:
+            break
+    return Compact(tuple(inputs), tuple(outputs)) if inputs else None
+
+
+def _touched(state: State, place: Interval) -> int:
+    """How many leaves the keys are in."""
+    upper = None if place.upper is None else (place.upper,)
+    return 1 + state.leaves.count((place.lower + b"\0",), upper)
 
 
 def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]:
@@ -386,26 +432,29 @@ def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]
     outputs: list[Output] = []
     for key, reference in state.references.prefix((0,)):
         inputs.append(key)
-        for leaf in _leaves_at(state, reference.place):
-            interval = leaf.interval.intersect(reference.interval)
-            if interval is not None and interval.intersect(reference.part.span) is not None:
-                outputs.append(
-                    Output(
-                        leaf.id,
-                        leaf.interval.lower,
-                        reference.part,
-                        reference.time,
-                        interval,
-                        moved=True,
-                        reads_before=reference.reads_before,
-                        rows_from=reference.rows_from,
-                    )
-                )
+        outputs += _sunk(state, reference)
         if len(outputs) >= outputs_max:
             yield Compact(tuple(inputs), tuple(outputs))
             inputs, outputs = [], []
     if inputs:
         yield Compact(tuple(inputs), tuple(outputs))
+
+
+def _sunk(state: State, reference: Reference) -> Iterator[Output]:
+    """A reference of L0 in the leaves that its part touches."""
+    for leaf in _leaves_at(state, reference.place):
+        interval = leaf.interval.intersect(reference.interval)
+        if interval is not None and interval.intersect(reference.part.span) is not None:
+            yield Output(
+                leaf.id,
+                leaf.interval.lower,
+                reference.part,
+                reference.time,
+                interval,
+                moved=True,
+                reads_before=reference.reads_before,
+                rows_from=reference.rows_from,
+            )
 
 
 def leaf_at(state: State, key: bytes) -> Leaf:

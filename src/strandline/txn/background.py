@@ -11,8 +11,8 @@ from strandline.errors import StrandlineError
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.settings import Settings
-from strandline.txn.apply import Applied, apply_table
-from strandline.txn.compaction import merge_small_parts
+from strandline.txn.apply import apply_table
+from strandline.txn.compaction import shorten
 from strandline.txn.store import Store
 
 __all__ = ["Background", "open_store"]
@@ -44,6 +44,8 @@ class Background:
         self._look_every = store.settings.lease_seconds / 4
         self._look_at = store.env.monotonic() + self._look_every
         self._bytes: dict[str, int] = {}
+        self._leaves: dict[tuple[str, bytes | None], None] = {}
+        """Leaves (None: L0) of tables that got parts and were not looked at since."""
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         self._closed = False
@@ -90,7 +92,9 @@ class Background:
             self._wake()
             return
         for table in due:
-            self._serve(table, timeout=timeout)
+            self._apply(table, timeout=timeout)
+        while self._shorten_next(timeout=timeout):
+            pass
         self._roll_up(timeout=timeout)
         self._look_out(timeout=timeout)
 
@@ -126,21 +130,35 @@ class Background:
                     del self._due[table]
             try:
                 self._roll_up(timeout=timeout)
-                if table is None:
+                if table is not None:
+                    self._apply(table, timeout=timeout)
+                elif not self._shorten_next(timeout=timeout):
                     self._look_out(timeout=timeout)
                     return
-                self._serve(table, timeout=timeout)
             except StrandlineError as error:
                 _log.warning("background work on %s failed and is left for later: %s", table, error)
                 return
 
-    def _serve(self, table: str, *, timeout: float) -> None:
-        applied = self._apply(table, timeout=timeout)
-        merge_small_parts(self._store, table, applied.leaves, timeout=timeout)
-
-    def _apply(self, table: str, *, timeout: float) -> Applied:
+    def _apply(self, table: str, *, timeout: float) -> None:
         self._bytes[table] = 0
-        return apply_table(self._store, table, timeout=timeout)
+        applied = apply_table(self._store, table, timeout=timeout)
+        with self._lock:
+            self._leaves.update(dict.fromkeys((table, lower) for lower in applied.leaves))
+
+    def _shorten_next(self, *, timeout: float) -> bool:
+        """Looks at the leaf that waits longest, and takes one bite there; False if none waits.
+
+        Then what is to be applied goes first again: it waits for one bite at most.
+        """
+        with self._lock:
+            table, lower = next(iter(self._leaves), ("", None))
+            if not table:
+                return False
+            del self._leaves[table, lower]
+        again = shorten(self._store, table, lower, timeout=timeout)
+        with self._lock:
+            self._leaves.update(dict.fromkeys((table, leaf) for leaf in again))
+        return True
 
     @property
     def _look_due(self) -> bool:

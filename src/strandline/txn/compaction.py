@@ -12,13 +12,19 @@ from strandline.errors import Fenced, StrandlineError
 from strandline.shard.merging import Workshop, run_job
 from strandline.state.commands import Claim, Compact, Output, Retain
 from strandline.state.model import TableVersion
-from strandline.state.plan import CompactionJob, plan_compaction, plan_descent, plan_small_merge
+from strandline.state.plan import (
+    CompactionJob,
+    plan_compaction,
+    plan_descent,
+    plan_sinking,
+    plan_small_merge,
+)
 from strandline.state.replay import State
 from strandline.txn.apply import apply_table
 from strandline.txn.properties import duration_micros, property_of
 from strandline.txn.store import Store
 
-__all__ = ["CompactionReport", "JobRunner", "compact_table", "merge_small_parts", "workshop"]
+__all__ = ["CompactionReport", "JobRunner", "compact_table", "shorten", "workshop"]
 
 JobRunner = Callable[[Sequence[CompactionJob]], Iterable[tuple[CompactionJob, tuple[Output, ...]]]]
 """Runs jobs, wherever it likes, and yields each with its outputs as it is done."""
@@ -122,28 +128,47 @@ def _claimed(store: Store, version: TableVersion, deadline: Deadline) -> Iterato
                 _log.warning("the claim on %r is left to expire: %s", version.name, error)
 
 
-def merge_small_parts(
-    store: Store, table: str, leaves: Iterable[bytes | None], *, timeout: float
-) -> int:
-    """Merges small parts in these leaves (None: L0) while there are many; returns the merges made.
+def shorten(
+    store: Store, table: str, lower: bytes | None, *, timeout: float
+) -> frozenset[bytes | None]:
+    """Does one thing about many small parts in the leaf at `lower` (None: L0), if there is one.
 
-    What keeps lookups fast between compactions, in bites small enough for the background.
+    What keeps lookups fast between compactions, in bites small enough for the background. Returns
+    the leaves that are to be looked at then, perhaps the same one; none when nothing was to be
+    done.
     """
     deadline = Deadline(store.env, timeout)
     machine = store.data(table)
-    merges = 0
-    for lower in leaves:
-        while (job := _small_merge(store, table, lower)) is not None:
-            deadline.check(f"merging small parts of {table}", may_have_happened=True)
-            version = store.txns.table_by_id(store.txns.machine.state, table)
-            with store.pulse.holding(machine):
-                shop = workshop(store, version, threads=1, timeout=deadline.remaining())
-                outputs = run_job(shop, job, timeout=deadline.remaining())
-                applied = _replace(store, version, job, outputs, deadline)
-            if not applied:
-                machine.refresh(timeout=deadline.remaining())
-            merges += 1
-    return merges
+    job = _small_merge(store, table, lower)
+    if job is not None:
+        version = store.txns.table_by_id(store.txns.machine.state, table)
+        with store.pulse.holding(machine):
+            shop = workshop(store, version, threads=1, timeout=deadline.remaining())
+            outputs = run_job(shop, job, timeout=deadline.remaining())
+            applied = _replace(store, version, job, outputs, deadline)
+        again: frozenset[bytes | None] = frozenset({lower})
+    else:
+        command = None if lower is not None else _sinking(store, table)
+        if command is None:
+            return frozenset()
+        applied = machine.submit(command, timeout=deadline.remaining())
+        again = frozenset({None, *(output.leaf_lower for output in command.outputs)})
+    if not applied:
+        machine.refresh(timeout=deadline.remaining())
+    return again
+
+
+def _sinking(store: Store, table: str) -> Compact | None:
+    machine = store.data(table)
+    settings = store.settings
+    return machine.run(
+        lambda s: plan_sinking(
+            s,
+            leaf_bytes_min=settings.sinking_leaf_bytes,
+            length_max=settings.level_zero_parts_max,
+        ),
+        state=machine.state,
+    )
 
 
 def _small_merge(store: Store, table: str, lower: bytes | None) -> CompactionJob | None:

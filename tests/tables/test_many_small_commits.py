@@ -1,0 +1,91 @@
+"""Many small commits: what lookups have to look at stays little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.handle import Handle
+from strandline.state.plan import level_zero
+
+SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.string())])
+COMMITS = 3_000
+LEAVES = 20
+
+
+def lookups_opened(table: sl.Table, keys: range, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parts each lookup reads."""
+    reader = handle_of(table).store.reader
+    read, opened = type(reader).read, 0
+
+    def counted(*args: object, **kwargs: object) -> pa.Table:
+        nonlocal opened
+        opened += 1
+        return read(*args, **kwargs)  # type: ignore[arg-type]
+
+    found = []
+    with monkeypatch.context() as patched:
+        patched.setattr(type(reader), "read", counted)
+        for key in keys:
+            opened = 0
+            table.get(key)
+            found.append(opened)
+    return found
+
+
+def handle_of(table: sl.Table) -> Handle:
+    return table._handle
+
+
+def filled(path: Path, *, background: bool) -> sl.Table:
+    settings = sl.Settings(background=background, apply_backlog_commits=16, sinking_leaf_bytes=256)
+    db = sl.connect(path, settings=settings)
+    points = [COMMITS * n // LEAVES for n in range(1, LEAVES)]
+    table = db.create_table("events", SCHEMA, row_keys="key", kind="keyed", split_points=points)
+    for n in range(COMMITS):
+        table.append([{"key": n * 1_009 % COMMITS, "value": f"v{n}"}])
+    return table
+
+
+def test_after_thousands_of_commits_lookups_open_few_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = filled(tmp_path / "lake", background=False)
+    handle = handle_of(table)
+    state = handle.store.data(table.id).state
+    above = len(level_zero(state))
+    assert above <= 24
+    assert state.references.count() - above >= LEAVES, "nothing went down into the leaves"
+    opened = lookups_opened(table, range(0, COMMITS, 7), monkeypatch)
+    assert sum(opened) / len(opened) <= 4
+    missed = lookups_opened(table, range(COMMITS, COMMITS + 50), monkeypatch)
+    assert sum(missed) <= sum(opened)
+    values = dict(table.scan().to_arrow().sort_by("key").to_pydict())
+    assert values["key"] == list(range(COMMITS))
+    inverse = {n * 1_009 % COMMITS: f"v{n}" for n in range(COMMITS)}
+    assert values["value"] == [inverse[key] for key in range(COMMITS)]
+
+
+@pytest.mark.parametrize("kind", ["rows", "keyed"])
+def test_a_lookup_opens_only_the_small_parts_that_have_its_key(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sl.Settings(background=False, inline_bytes_max=0, small_parts_max=1_000)
+    with sl.connect(tmp_path / "lake", settings=settings) as db:
+        table = db.create_table("t", SCHEMA, row_keys="key", kind=kind)
+        for n in range(40):
+            table.append({"key": [n, n + 1_000, n + 100_000], "value": ["a", "b", "c"]})
+        expected = {"key": [1_007], "value": ["b"]}
+        assert lookups_opened(table, range(1_000, 1_040), monkeypatch) == [1] * 40
+        assert sum(lookups_opened(table, range(2_000, 2_100), monkeypatch)) <= 4
+        assert table.get(1_007).to_pydict() == expected
+        assert table.get_many([1_007, 5_000]).to_pydict() == expected
+        assert table.scan(where="key = 1007").to_arrow().to_pydict() == expected
+        assert table.scan(where="key in (1007, 5000)").to_arrow().to_pydict() == expected
+        table.delete(keys=[1_007])
+        assert table.get(1_007).num_rows == 0
+        assert table.scan(where="key >= 1007 and key <= 1007").count() == 0
+        assert table.get_many(range(1_000, 1_040)).num_rows == 39
