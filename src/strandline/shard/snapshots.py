@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -23,6 +24,8 @@ from strandline.state.plan import plan_read
 from strandline.state.replay import State
 
 __all__ = ["SnapshotSplit", "read_split", "rows_in", "splits_of"]
+
+A = TypeVar("A")
 
 _PIECE_ROWS = 262_144
 """Stored rows in a piece, about: few enough to hold several in memory."""
@@ -115,11 +118,22 @@ def splits_of(
     shard: Shard, state: State, as_of: int, count: int, deadline: Deadline
 ) -> list[SnapshotSplit]:
     """Exactly `count` splits of about as many stored bytes each; some are empty if need be."""
-    cuts: Sequence[bytes] = () if count < 2 else _cuts(shard, state, as_of, count, deadline)
+    cuts: Sequence[bytes] = ()
+    if count > 1:
+        cuts = _planned(shard, state, deadline, lambda s: _cuts(shard, s, as_of, count, deadline))
     bounds: list[bytes | None] = [b"", *cuts, None]
     splits = [SnapshotSplit(shard.id, as_of, a or b"", b) for a, b in pairwise(bounds)]
     empty = SnapshotSplit(shard.id, as_of, b"", b"")
     return splits + [empty] * (count - len(splits))
+
+
+def _planned(shard: Shard, state: State, deadline: Deadline, plan: Callable[[State], A]) -> A:
+    """What `plan`, which looks into parts, makes of a state, or of a newer one if they are gone."""
+    while True:
+        try:
+            return plan(state)
+        except BlobMissing as error:
+            state = state_without(shard.machine, error, deadline)
 
 
 def _cuts(shard: Shard, state: State, as_of: int, count: int, deadline: Deadline) -> list[bytes]:
@@ -201,15 +215,20 @@ def _read(shard: Shard, piece: _Piece, as_of: int, timeout: float | None) -> Ite
 def _pieces(
     shard: Shard, state: State, as_of: int, interval: Interval, deadline: Deadline
 ) -> list[_Piece]:
-    check_readable(state, as_of, shard.id)
-    tasks = shard.machine.run(
-        lambda s: plan_read(s, (), [interval], as_of), state=state, timeout=deadline.remaining()
-    )
-    pieces: list[_Piece] = []
-    for task in tasks:
-        for inside in task.intervals:
-            pieces += _cut(shard, task.references, inside, deadline)
-    return pieces
+    def plan(current: State) -> list[_Piece]:
+        check_readable(current, as_of, shard.id)
+        tasks = shard.machine.run(
+            lambda s: plan_read(s, (), [interval], as_of),
+            state=current,
+            timeout=deadline.remaining(),
+        )
+        pieces: list[_Piece] = []
+        for task in tasks:
+            for inside in task.intervals:
+                pieces += _cut(shard, task.references, inside, deadline)
+        return pieces
+
+    return _planned(shard, state, deadline, plan)
 
 
 def check_readable(state: State, as_of: int, shard: str) -> None:
