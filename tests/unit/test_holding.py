@@ -334,3 +334,13 @@ def test_only_versions_of_tables_that_ended_are_forgotten() -> None:
     assert shard.do(ForgetTables((("t1", 1), ("t9", 1)))) == 1
     assert not list(shard.state.tables.range())
     assert not list(shard.state.tidied.range())
+
+
+def test_what_a_shard_retains_is_held_from_the_first_retain_on() -> None:
+    """So a hold that is opened next, at a later time, gives up nothing."""
+    shard = Shard()
+    assert shard.do(Retain(0)) == 0
+    shard.do(Apply(0, 10, ()))
+    shard.do(OpenHold("late", reader(8), leased=True))
+    assert shard.state.meta.since == 0
+    assert shard.do(Retain(5)) == 5

@@ -107,9 +107,7 @@ def retain(state: State, command: Retain, _: Author) -> Changes:
     before = state.holds.get((RETENTION,))
     if before is not None and before.since is not None and most <= before.since:
         return [], meta.since
-    if most < meta.since:
-        return [], meta.since
-    diffs = _changed(state, {RETENTION: Hold(most, kind=RETENTION)})
+    diffs = _changed(state, {RETENTION: Hold(max(most, meta.since), kind=RETENTION)})
     return diffs, _since_after(diffs, meta)
 
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from strandline.errors import Fenced, LocationError, StrandlineError, UsageError
 from strandline.shard.machine import Machine
-from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
+from strandline.state.commands import CloseHold, MoveHold, OpenHold, Retain, TakeHold
+from strandline.state.holding import RETENTION
 from strandline.state.model import Hold
 from strandline.txn.store import Store
 
@@ -106,6 +107,7 @@ def hold_place(
     """
     _close_left(store, timeout=timeout)
     machine = store.data(table)
+    _keep_all(machine, timeout=timeout)
     if name is None:
         hold_id = f"{_KIND}-{store.env.token_hex(8)}"
         asked = Hold(since, seqno=0, kind=_KIND, note=note)
@@ -131,6 +133,17 @@ def hold_place(
                 raise
             continue  # another opened it just now
         return Place(store, machine, hold_id, opened)
+
+
+def _keep_all(machine: Machine, *, timeout: float) -> None:
+    """Sees to it that the table's retention is among the holds.
+
+    SUBTLE: since is the least of the holds. Were this the first one, opening it would give up all
+    history before it, which nobody has asked for: a compaction alone moves what retention keeps.
+    """
+    state = machine.refresh(timeout=timeout)
+    if machine.run(lambda s: s.holds.get((RETENTION,)), state=state, timeout=timeout) is None:
+        machine.submit(Retain(0), timeout=timeout)
 
 
 def drop_subscription(store: Store, table: str, name: str, *, timeout: float) -> bool:
