@@ -33,6 +33,8 @@ __all__ = [
     "new_database_id",
     "new_page_id",
     "new_part_id",
+    "new_probe_id",
+    "new_receipt_id",
     "new_rollup_id",
     "new_session_id",
     "new_shard_id",
@@ -88,6 +90,16 @@ def new_page_id(env: Env) -> PageId:
 def new_rollup_id(env: Env) -> RollupId:
     """An id that no other call returns."""
     return RollupId("r" + env.token_hex(12))
+
+
+def new_receipt_id(env: Env) -> str:
+    """An id that no other call returns."""
+    return "c" + env.token_hex(12)
+
+
+def new_probe_id(env: Env) -> str:
+    """An id that no other call returns."""
+    return "o" + env.token_hex(12)
 
 
 def parse_id(text: str, prefix: str) -> str:

@@ -33,15 +33,18 @@ from strandline.state.model import FORMAT, Batch, Diff, Key, Rollup, Value
 from strandline.state.pages import Page, PageRef
 
 __all__ = [
+    "Copies",
     "LogRecord",
     "Manifest",
     "decode_batch",
     "decode_page",
+    "decode_receipt",
     "decode_record",
     "decode_rollup",
     "encode_batch",
     "encode_item",
     "encode_page",
+    "encode_receipt",
     "encode_record",
     "encode_rollup",
     "record_hash",
@@ -54,7 +57,14 @@ _RECORD = b"SLrc"
 _PAGE = b"SLpg"
 _ROLLUP = b"SLru"
 _BATCH = b"SLbt"
-_WORDS = {_RECORD: "record", _PAGE: "page of state", _ROLLUP: "rollup", _BATCH: "batch"}
+_RECEIPT = b"SLrt"
+_WORDS = {
+    _RECORD: "record",
+    _PAGE: "page of state",
+    _ROLLUP: "rollup",
+    _RECEIPT: "receipt",
+    _BATCH: "batch",
+}
 
 M = TypeVar("M", bound=Message)
 
@@ -90,6 +100,18 @@ class Manifest:
     """Hash of the record with that seqno."""
     pages: Mapping[str, tuple[PageRef, ...] | Page[Any]]
     """Collections that are not here are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A receipt: the records from `first` to `last` that changed references, as they were stored."""
+
+    shard: str
+    key: str
+    """The object's own key in Blob."""
+    first: int
+    last: int
+    records: tuple[bytes, ...]
 
 
 def record_hash(data: bytes) -> bytes:
@@ -320,6 +342,33 @@ def decode_rollup(data: bytes, object_name: str) -> Manifest:
                 for page in stored.pages
             )
     return Manifest(message.shard, message.key, message.seqno, message.hash, pages)
+
+
+# --- receipts
+
+
+def encode_receipt(copies: Copies) -> bytes:
+    """A receipt as an object."""
+    message = pb.Copies(
+        shard=copies.shard,
+        key=copies.key,
+        first=copies.first,
+        last=copies.last,
+        records=copies.records,
+    )
+    return _seal(_RECEIPT, message.SerializeToString())
+
+
+def decode_receipt(data: bytes, object_name: str) -> Copies:
+    """The receipt that was stored under the key `object_name`."""
+    message = _open(_RECEIPT, data, object_name, pb.Copies)
+    if message.key != object_name:
+        raise Corruption(
+            f"{object_name} is another receipt than its key says: it was stored as {message.key}",
+            object=object_name,
+        )
+    records = tuple(message.records)
+    return Copies(message.shard, message.key, message.first, message.last, records)
 
 
 # --- batches

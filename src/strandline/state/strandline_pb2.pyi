@@ -391,3 +391,17 @@ class Manifest(_message.Message):
     hash: bytes
     collections: _containers.RepeatedCompositeFieldContainer[CollectionPages]
     def __init__(self, shard: _Optional[str] = ..., key: _Optional[str] = ..., seqno: _Optional[int] = ..., hash: _Optional[bytes] = ..., collections: _Optional[_Iterable[_Union[CollectionPages, _Mapping]]] = ...) -> None: ...
+
+class Copies(_message.Message):
+    __slots__ = ("shard", "key", "first", "last", "records")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    shard: str
+    key: str
+    first: int
+    last: int
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, shard: _Optional[str] = ..., key: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
