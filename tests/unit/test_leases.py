@@ -22,11 +22,12 @@ from strandline.state.commands import (
     Commit,
     Expire,
     Heartbeat,
+    KeepReceipts,
     MoveHold,
     OpenHold,
     Write,
 )
-from strandline.state.model import Batch, Hold, Part
+from strandline.state.model import Batch, Hold, Part, Receipt
 from tests.support.shards import SHARD, TABLE, Place, StillEnv, create, everything, texts, write
 
 LEASE = 1000.0
@@ -458,6 +459,22 @@ def test_objects_of_an_ended_session_are_not_applied_either(place: Place) -> Non
     assert machine.state.meta.upper == upper
     again = Apply(upper, upper + 1, ((upper, part(machine.session, 2)),))
     assert machine.submit(again).upper == upper + 1
+
+
+def test_a_receipt_of_an_ended_session_is_not_entered(place: Place) -> None:
+    machine = place.machine()
+    write(machine)
+
+    def receipt() -> KeepReceipts:
+        key = ObjectKey(machine.session, SHARD, "receipt", PartId("c" + "0" * 16))
+        return KeepReceipts(added=((1, Receipt(2, str(key), 9)),))
+
+    command = receipt()
+    expire(place, machine)
+    for _ in range(2):
+        with pytest.raises(Fenced, match="write them again"):
+            machine.submit(command)
+    assert machine.submit(receipt()) == 1
 
 
 def test_a_token_that_was_committed_is_told_though_the_session_of_its_parts_ended(
