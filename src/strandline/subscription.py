@@ -24,7 +24,7 @@ from strandline.txn.changes import Spans, look, too_old
 from strandline.txn.holds import Place, hold_place
 from strandline.txn.view import view_of
 
-__all__ = ["Change", "Subscription", "start_of"]
+__all__ = ["Change", "Course", "Subscription", "start_of"]
 
 _CHANGE_BYTES = 32 << 20
 """Changes that take no more are delivered at once; more are sorted on disk and come in pieces."""
@@ -95,36 +95,15 @@ class Subscription:
     from `progress`, unless it was within a change that is not complete.
     """
 
-    def __init__(
-        self,
-        handle: Handle,
-        wanted: Wanted,
-        *,
-        start: str | int,
-        until: int | None,
-        timeout: float | None,
-        poll: float,
-        name: str | None,
-    ) -> None:
-        self._handle = handle
-        self._wanted = wanted
-        self._until = until
-        self._timeout = timeout
-        self._poll = poll
-        self._place: Place | None = None
-        self._ended = False
-        self._whole = True  # nothing incomplete was delivered last
-        self._moved = handle.store.env.monotonic()
-        begun = self._begun(start, name)
-        self._after = begun.after
-        self._delivered = -1 if begun.snapshot else begun.after
-        self._snapshot = begun.snapshot
+    def __init__(self, course: Course) -> None:
+        self._course = course
         self._changes: Iterator[Change] | None = None
+        self._ended = False
 
     @property
     def progress(self) -> Progress:
         """How far the subscription has come, also where that brought no change."""
-        return Progress(-1 if self._snapshot else self._after)
+        return self._course.progress
 
     def __iter__(self) -> Iterator[Change]:
         return self
@@ -133,12 +112,7 @@ class Subscription:
         if self._ended:
             raise StopIteration
         if self._changes is None:
-            if not self._whole:
-                raise UsageError(
-                    "an error ended this subscription within a change that is not complete; "
-                    f"subscribe again with start={str(self.progress)!r}"
-                )
-            self._changes = self._run()
+            self._changes = self._course.changes()
         try:
             return next(self._changes)
         except StopIteration:
@@ -163,13 +137,57 @@ class Subscription:
         """Ends the iteration, and what is held for it. A named subscription keeps its place."""
         self._ended = True
         self._changes = None
+        self._course.close()
+
+    def __del__(self) -> None:
+        # Nothing that lives on refers to this object: a loop that is left lets go of it at once.
+        self._course.leave()
+
+
+class Course:
+    """How a subscription goes on: where it is, what it waits for, and what it holds."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        wanted: Wanted,
+        *,
+        start: str | int,
+        until: int | None,
+        timeout: float | None,
+        poll: float,
+        name: str | None,
+    ) -> None:
+        self._handle = handle
+        self._wanted = wanted
+        self._until = until
+        self._timeout = timeout
+        self._poll = poll
+        self._place: Place | None = None
+        self._whole = True  # nothing incomplete was delivered last
+        self._moved = handle.store.env.monotonic()
+        begun = self._begun(start, name)
+        self._after = begun.after
+        self._delivered = -1 if begun.snapshot else begun.after
+        self._snapshot = begun.snapshot
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return Progress(-1 if self._snapshot else self._after)
+
+    def close(self) -> None:
+        """Ends what is held."""
         place, self._place = self._place, None
         if place is not None and not self._handle.closed:
             place.close(timeout=self._handle.deadline(None).remaining())
 
-    def __del__(self) -> None:
-        # No request here: this may run anywhere, also while this thread holds a lock of ours.
-        place = getattr(self, "_place", None)
+    def leave(self) -> None:
+        """Has what is held ended soon; makes no request.
+
+        This may be called anywhere, also while this thread holds a lock of ours.
+        """
+        place, self._place = self._place, None
         if place is not None:
             place.leave()
 
@@ -218,7 +236,13 @@ class Subscription:
 
     # --- all of it
 
-    def _run(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[Change]:
+        """All changes from here on, as long as they are wanted; it waits for them."""
+        if not self._whole:
+            raise UsageError(
+                "an error ended this subscription within a change that is not complete; subscribe "
+                f"again with start={str(self.progress)!r}"
+            )
         if self._snapshot:
             yield from self._first()
         env = self._handle.store.env
@@ -386,7 +410,7 @@ def _in_whole_times(
     """
     held: list[pa.RecordBatch] = []
     rows = 0
-    for batch in batches:
+    for batch in _short(batches):
         held.append(batch)
         rows += batch.num_rows
         if rows < _CHANGE_ROWS:
@@ -403,3 +427,9 @@ def _in_whole_times(
             held = []
         rows = sum(batch.num_rows for batch in held)
     yield pa.Table.from_batches(held, arrow), through
+
+
+def _short(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _CHANGE_ROWS):
+            yield batch.slice(start, _CHANGE_ROWS)

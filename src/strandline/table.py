@@ -23,7 +23,7 @@ from strandline.query import Scan, columns_of, want_of
 from strandline.reading import Reading, Want, typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
-from strandline.subscription import Subscription, start_of
+from strandline.subscription import Course, Subscription, start_of
 from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of
@@ -300,7 +300,7 @@ class Table:
                 f"this is table {self._version.name!r} as of an earlier time, which has no changes "
                 "to come; subscribe to the table itself"
             )
-        return Subscription(
+        course = Course(
             self._handle,
             self._wanted(columns, where, with_old=with_old),
             start=start_of(start),
@@ -309,6 +309,7 @@ class Table:
             poll=_seconds(poll, "poll") or 0.0,
             name=name,
         )
+        return Subscription(course)
 
     def drop_subscription(self, name: str, *, timeout: float | None = None) -> bool:
         """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
