@@ -360,12 +360,48 @@ def test_who_never_wrote_writes_no_rollup(place: Place) -> None:
 def test_many_bytes_make_a_rollup_due_before_many_records(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_BYTES_MAX", 50_000)
+    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 500_000)
     machine = place.machine()
     create(machine)
     for _ in range(EVERY - 2):
-        write(machine, b"x" * 20_000)
+        write(machine, b"x" * 200_000)
     assert [ObjectKey.parse(key).seqno for key in rollups(place)] == [4, 7]
+
+
+def many_parts(first: int) -> tuple[tuple[int, Part], ...]:
+    names = [f"{first + n:06d}" for n in range(30)]
+    return tuple((0, Part(f"p{name}", 1, 1, name.encode(), name.encode())) for name in names)
+
+
+def test_many_diffs_make_a_rollup_due_before_many_records(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 500_000)
+    machine = place.machine()
+    for upper in range(EVERY - 2):
+        parts = tuple((upper, part) for _, part in many_parts(100 * upper))
+        machine.submit(Apply(upper, upper + 1, parts))
+        machine.maybe_rollup()
+    seqnos = [ObjectKey.parse(key).seqno for key in rollups(place)]
+    assert seqnos == list(range(2, EVERY - 1, 2)), "each record has 60 diffs, for 240 KB"
+
+
+def test_who_opens_a_shard_knows_what_its_replay_cost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = place.machine()
+    for upper in range(2):
+        parts = tuple((upper, part) for _, part in many_parts(100 * upper))
+        writer.submit(Apply(upper, upper + 1, parts))
+    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 450_000)
+    other = place.machine()
+    other.submit(AdvanceUpper(3))
+    assert other.rollup_due
+    assert other.maybe_rollup()
+    other.submit(AdvanceUpper(4))
+    third = place.machine()
+    third.submit(AdvanceUpper(5))
+    assert not third.rollup_due
 
 
 def test_the_list_of_rollups_is_not_kept_in_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -12,12 +13,12 @@ from strandline.location import BlobMissing, Location
 from strandline.location.consensus import Record
 from strandline.shard.chain import follow, record_name, verified
 from strandline.shard.patience import reading
-from strandline.state.codec import Manifest, decode_rollup
+from strandline.state.codec import LogRecord, Manifest, decode_rollup
 from strandline.state.model import COLLECTIONS, Rollup
 from strandline.state.pages import Page, PagedMap, Slot
 from strandline.state.replay import State, initial
 
-__all__ = ["SCAN_RECORDS", "Log", "Opened", "open_state", "state_of"]
+__all__ = ["SCAN_RECORDS", "Log", "Opened", "open_state", "replay_cost", "state_of"]
 
 SCAN_RECORDS = 256
 """Records asked for at once."""
@@ -35,6 +36,17 @@ class Opened(NamedTuple):
     """The newest rollup that the log names and that is not known to be damaged."""
     damaged: tuple[str, ...]
     """Keys of the rollups that were passed over, the newest first."""
+    cost: int = 0
+    """What the replay from `base` on has cost (`replay_cost`)."""
+
+
+_DIFF_BYTES = 4 * 1024
+"""Replaying a diff takes about as long as replaying so many bytes of a large one: 10 µs."""
+
+
+def replay_cost(records: Sequence[LogRecord], size: int) -> int:
+    """What it takes to replay records of `size` bytes in all, as a number of bytes."""
+    return size + _DIFF_BYTES * sum(len(record.diffs) for record in records)
 
 
 class Log:
@@ -79,18 +91,21 @@ def open_state(log: Log, deadline: Deadline, *, avoid: AbstractSet[str] = frozen
     """The newest state. Rollups that are damaged or name an object in `avoid` are passed over."""
     seen = 0
     broken: Corruption | None = None
+    looked_at = 0
     while True:
         head = log.head(deadline)
         if head is None:
             return Opened(initial(), None, None, ())
-        start = _usable_rollup(log, verified(log.shard, head).rollup, deadline, avoid)
         try:
+            start = _usable_rollup(log, verified(log.shard, head).rollup, deadline, avoid)
             opened = _catch_up(log, start, deadline)
         except Corruption as error:
-            # A listing that is not atomic can show a gap that is none: look once more.
-            if broken is not None:
+            # A listing that is not atomic can show a gap that is none, and what the head named may
+            # have been retired since, with the records that would tell: look once more.
+            if broken is not None and head.seqno == looked_at:
                 raise
-            broken = error
+            broken, looked_at = error, head.seqno
+            deadline.check(f"opening shard {log.shard}", may_have_happened=False)
             continue
         if opened is not None and opened.state.seqno >= head.seqno:
             return opened
@@ -115,18 +130,19 @@ def _missing(shard: str, reached: Opened, head: int) -> Corruption:
 
 def _catch_up(log: Log, start: Opened, deadline: Deadline) -> Opened | None:
     """The state with all newer records; None when the log begins only after the next one."""
-    state, base, newest, damaged = start
+    state, base, newest, damaged, cost = start
     while True:
         found = log.scan(state.seqno + 1, deadline)
         if found and found[0].seqno > state.seqno + 1:
             return None
         state, records = follow(state, log.shard, found)
+        cost += replay_cost(records, sum(len(record.data) for record in found))
         for record in records:
             named = record.rollup
             if named is not None and named.key not in damaged:
                 newest = named if newest is None or named.seqno > newest.seqno else newest
         if len(found) < SCAN_RECORDS:
-            return Opened(state, base, newest, damaged)
+            return Opened(state, base, newest, damaged, cost)
 
 
 def _usable_rollup(

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from strandline.settings import Settings
-from strandline.shard.opening import Opened
+from strandline.shard.opening import Opened, replay_cost
 from strandline.shard.rollup import Sealed
 from strandline.state.codec import LogRecord
 from strandline.state.model import Diff, Rollup
 from strandline.state.pages import PagedMap, Slot
 from strandline.state.replay import State, replay
 
-__all__ = ["REPLAY_BYTES_MAX", "Upkeep"]
+__all__ = ["REPLAY_COST_MAX", "Upkeep"]
 
-REPLAY_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of records after the newest rollup at which the next one is due, however few they are."""
+REPLAY_COST_MAX = 16 * 1024 * 1024
+"""Cost of replaying the records after the newest rollup at which the next one is due, however few
+they are: 4,000 diffs, or 16 MiB of rows inline; 40 ms."""
 
 _RETRY_RECORDS = 16
 """Records to wait after a rollup that failed."""
@@ -39,8 +40,8 @@ class Upkeep:
         self._session = session
         self._damaged: frozenset[str] = frozenset()
         self._since: list[Diff] | None = None
-        self._bytes = 0
-        self._bytes_begun = 0
+        self._cost = 0
+        self._cost_begun = 0
         self._responsible = False
         self._not_before = 0
 
@@ -52,12 +53,12 @@ class Upkeep:
         # the others step in half a period later.
         every = self._settings.rollup_every_records
         patience = 0 if self._responsible else every // 2
-        return self._behind(state.seqno) >= every + patience or self._bytes >= REPLAY_BYTES_MAX
+        return self._behind(state.seqno) >= every + patience or self._cost >= REPLAY_COST_MAX
 
     def begin(self) -> list[Diff]:
         """From now on the diffs of records are noted. What it returns is for `end`."""
         self._since = []
-        self._bytes_begun = self._bytes
+        self._cost_begun = self._cost
         return self._since
 
     def end(self, sealed: Sealed, begun: list[Diff]) -> bool:
@@ -91,13 +92,15 @@ class Upkeep:
         """The state in memory was replaced by one that does not come from the one before."""
         self.newest = opened.newest
         self.base = opened.base
+        self._cost = opened.cost
+        self._cost_begun = 0
         self._damaged |= set(opened.damaged)
         self.sealed = None
         self._since = None
 
     def note(self, records: Sequence[LogRecord], size: int) -> None:
         """The state is about to move over these records, of `size` bytes in all."""
-        self._bytes += size
+        self._cost += replay_cost(records, size)
         for record in records:
             if self._since is not None:
                 self._since += record.diffs
@@ -120,10 +123,10 @@ class Upkeep:
             sealed = self.sealed
             if sealed is not None and sealed.rollup.key == rollup.key:
                 state = self._adopted(sealed, state)
-                self._bytes -= self._bytes_begun
+                self._cost -= self._cost_begun
             else:
-                self._bytes = 0
-            self._bytes_begun = 0
+                self._cost = 0
+            self._cost_begun = 0
             if sealed is not None and sealed.rollup.seqno <= rollup.seqno:
                 self.drop(sealed)
         return state

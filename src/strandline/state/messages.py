@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from strandline.state import strandline_pb2 as pb
@@ -405,8 +407,13 @@ def put_key(message: pb.Key, fields: Sequence[str], key: Key) -> None:
         setattr(message, name, piece)
 
 
-def get_key(message: pb.Key, fields: Sequence[str]) -> Key:
+def get_key(message: pb.Key, fields: tuple[str, ...]) -> Key:
     """The inverse of `put_key`."""
     if len(fields) == 1:
         return (getattr(message, fields[0]),)
-    return tuple([getattr(message, name) for name in fields])
+    return _pieces_of(fields)(message) if fields else ()
+
+
+@cache
+def _pieces_of(fields: tuple[str, ...]) -> Callable[[pb.Key], Key]:
+    return attrgetter(*fields)
