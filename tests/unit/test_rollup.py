@@ -394,14 +394,16 @@ def test_who_opens_a_shard_knows_what_its_replay_cost(
         parts = tuple((upper, part) for _, part in many_parts(100 * upper))
         writer.submit(Apply(upper, upper + 1, parts))
     monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 450_000)
+    assert rollups(place) == []
     other = place.machine()
     other.submit(AdvanceUpper(3))
-    assert other.rollup_due
-    assert other.maybe_rollup()
+    other.maybe_rollup()
+    assert [ObjectKey.parse(key).seqno for key in rollups(place)] == [3]
     other.submit(AdvanceUpper(4))
     third = place.machine()
     third.submit(AdvanceUpper(5))
-    assert not third.rollup_due
+    third.maybe_rollup()
+    assert len(rollups(place)) == 1
 
 
 def test_the_list_of_rollups_is_not_kept_in_memory() -> None:
