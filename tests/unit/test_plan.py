@@ -311,6 +311,119 @@ def test_what_is_younger_or_elsewhere_does_not_keep_markers() -> None:
     assert wholes(shard) == [True]
 
 
+# --- history apart
+
+
+def history_of(name: str, lower: bytes, upper: bytes, born: int) -> Part:
+    return replace(part(name, lower, upper), has_end=True, time_min=born, time_max=born)
+
+
+def with_history(*, since: int = 0) -> Shard:
+    """A leaf with a current part, two parts of history that overlap, and three newer parts."""
+    shard = Shard()
+    shard.apply(31, *((n, part(f"p{n}", b"a", b"y")) for n in (10, 20, 30)))
+    outputs = [
+        Output(1, b"", part("current", b"a", b"y"), 10),
+        Output(1, b"", history_of("h1", b"a", b"m", 3), 3, reads_before=5),
+        Output(1, b"", history_of("h2", b"c", b"y", 4), 4, reads_before=11),
+    ]
+    shard.do(replaces([shard.key_of(1)], *outputs))
+    shard.do(Retain(since))
+    return shard
+
+
+def merged(shard: Shard, strategy: str) -> list[list[str]]:
+    jobs = plan_compaction(shard.state, strategy, parts_max=2)
+    return [sorted(ref.part.key for _, ref in job.inputs) for job in jobs]
+
+
+def test_history_is_merged_with_history_and_the_rest_with_the_rest() -> None:
+    shard = with_history()
+    assert merged(shard, "basic") == [["p20", "p30"], ["h1", "h2"]]
+    assert merged(shard, "full") == [["current", "h1", "h2", "p20", "p30"]]
+    rest, history = plan_compaction(shard.state, "basic", parts_max=2)
+    assert (rest.split_at, history.split_at) == (30, 11), "of history alone, the greatest there is"
+    (whole,) = plan_compaction(shard.state, "full")
+    assert (whole.split_at, whole.markers_from) == (30, 0)
+
+
+def test_nothing_is_split_beyond_what_is_applied() -> None:
+    # CASES T11: whatever is committed by now, what is not applied comes at the upper or later.
+    shard = with_history(since=4)
+    for upper in (41, 99):
+        shard.apply(upper, (upper - 1, part(f"p{upper}", b"a", b"b")))
+        (job,) = plan_compaction(shard.state, "full")
+        assert (job.since, job.split_at) == (4, upper - 1)
+
+
+def test_history_outside_keeps_the_markers_that_it_does_not_know_of() -> None:
+    shard = with_history()
+    (job,) = plan_compaction(shard.state, "basic", parts_max=3)
+    assert (job.split_at, job.markers_from) == (30, 11)
+    elsewhere = next(key for key, ref in shard.state.references.range() if ref.part.key == "h2")
+    shard.do(replaces([elsewhere]))
+    (job,) = plan_compaction(shard.state, "basic", parts_max=3)
+    assert job.markers_from == 5
+
+
+def test_history_that_is_over_goes_alone() -> None:
+    shard = with_history(since=5)
+    over, *others = plan_compaction(shard.state, "full")
+    assert [ref.part.key for _, ref in over.inputs] == ["h1"]
+    assert over.is_over
+    assert not any(job.is_over for job in others)
+    assert merged(shard, "full") == [["h1"], ["current", "h2", "p20", "p30"]]
+
+
+def test_one_clean_part_and_a_run_of_history_stay_as_they_are() -> None:
+    shard = Shard()
+    clean = replace(part("current", b"a", b"y"), distinct=True)
+    shard.apply(9, (8, clean))
+    outputs = [
+        Output(1, b"", replace(clean, key="c"), 8),
+        Output(1, b"", history_of("h1", b"a", b"m", 3), 3, reads_before=5),
+        Output(1, b"", history_of("h2", b"n", b"y", 3), 3, reads_before=5),
+    ]
+    shard.do(replaces([shard.key_of(1)], *outputs))
+    for keyed in (True, False):
+        assert plan_compaction(shard.state, "full", keyed=keyed) == []
+    shard.apply(10, (9, part("p2", b"a", b"b")))
+    assert len(plan_compaction(shard.state, "full")) == 1
+
+
+def test_a_part_alone_is_merged_if_it_has_versions_or_retractions() -> None:
+    for has_diff, distinct, keyed, wanted in [
+        (True, False, False, 1),
+        (True, False, True, 1),
+        (False, False, True, 1),
+        (False, False, False, 0),
+        (False, True, True, 0),
+    ]:
+        shard = Shard()
+        only = replace(part("p1", b"a", b"y"), has_diff=has_diff, distinct=distinct)
+        shard.apply(9, (8, only))
+        assert len(plan_compaction(shard.state, "full", keyed=keyed)) == wanted
+
+
+def test_small_merges_leave_history_alone() -> None:
+    job = plan_small_merge(with_history().state, b"", parts_min=3, size_max=999, rows_max=99)
+    assert job is not None
+    assert not any(ref.part.has_end for _, ref in job.inputs)
+    assert (
+        plan_small_merge(with_history().state, b"", parts_min=4, size_max=999, rows_max=99) is None
+    )
+
+
+def test_reads_at_the_split_or_later_leave_history_out_and_raw_ones_do_not() -> None:
+    shard = with_history()
+    assert planned(shard, as_of=4) == [([EVERYTHING], ["h1", "h2"])]
+    assert planned(shard, as_of=5) == [([EVERYTHING], ["h2"])]
+    assert planned(shard, as_of=10) == [([EVERYTHING], ["current", "h2"])]
+    assert planned(shard, as_of=11) == [([EVERYTHING], ["current"])]
+    (task,) = plan_read(shard.state, (), None, 11, raw=True)
+    assert sources(task) == ["current", "h1", "h2"]
+
+
 def test_a_part_in_several_leaves_counts_with_its_share_of_bytes() -> None:
     shard = Shard()
     shard.apply(5, (1, part("big", b"a", b"z", size=400)), (2, part("p1", b"a", b"c", size=100)))

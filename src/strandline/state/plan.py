@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from strandline.state.commands import Compact, Output
 from strandline.state.model import EVERYTHING, Entry, Interval, Key, Leaf, Part, Reference
@@ -312,10 +312,18 @@ def _groups(
     others = [(key, ref) for key, ref in inside if ref.reads_before is None]
     if strategy != "full":
         return [*grouped(others), *grouped(history)]
-    # One run of what is live, and one of history, is what a merge of both would give.
+    # One part of what is live, and one run of history, is what a merge of both would give.
     clean = all(r.part.distinct if keyed else not r.part.has_diff for _, r in others)
-    settled = len(others) < 2 and len(history) < 2 and clean
+    settled = len(others) < 2 and clean and _are_apart([r.place for _, r in history])
     return [] if settled else [[key for key, _ in inside]]
+
+
+def _are_apart(places: Iterable[Interval]) -> bool:
+    """Whether no two of them share a key."""
+    return all(
+        one.upper is not None and one.upper <= following.lower
+        for one, following in pairwise(sorted(places, key=lambda place: place.lower))
+    )
 
 
 def _split_at(state: State, inputs: _Inside) -> int:
