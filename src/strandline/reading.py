@@ -24,6 +24,7 @@ from strandline.parts.merge import Source, merge_read, visible
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.parts.statistics import may_match
+from strandline.shard.follower import StateRetired
 from strandline.state.model import EVERYTHING, Entry, Interval, Part, TableKind, TableVersion
 from strandline.state.plan import ReadTask, plan_read, united
 from strandline.txn.view import View, view_of
@@ -243,13 +244,23 @@ class Reading:
         self, view: View, entries: Sequence[Entry], intervals: Sequence[Interval] | None
     ) -> list[ReadTask]:
         may_hold = None if self._probes is None else self._probes.may_be_in
-        return view.machine.run(
-            lambda state: plan_read(
-                state, entries, intervals, view.as_of, raw=self.want.raw, may_hold=may_hold
-            ),
-            timeout=self._seconds(),
-            state=view.data,
-        )
+        try:
+            return view.machine.run(
+                lambda state: plan_read(
+                    state, entries, intervals, view.as_of, raw=self.want.raw, may_hold=may_hold
+                ),
+                timeout=self._seconds(),
+                state=view.data,
+            )
+        except StateRetired:
+            # The view was made long ago. What it shows is the same in the state of now.
+            table = view.version.table
+            fresh = view_of(self._handle.store, table, view.as_of, timeout=self._seconds())
+            known = (*fresh.entries, *view.own)
+            view = replace(view, data=fresh.data, entries=known)
+            return self._plan(
+                view, self._handle.overlay.touching(table, known, intervals), intervals
+            )
 
     def _pieces(self, task: ReadTask, limit: int | None) -> list[Piece]:
         parts = list(parts_of(task))

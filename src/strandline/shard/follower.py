@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from strandline.env import Deadline, Env
-from strandline.errors import Corruption
+from strandline.errors import Corruption, LocationError
 from strandline.location import BlobMissing
 from strandline.location.consensus import Record
 from strandline.shard.chain import follow, record_name, verified
@@ -18,11 +18,17 @@ from strandline.state.codec import LogRecord, decode_page
 from strandline.state.pages import Page, PagesNeeded, Slot
 from strandline.state.replay import State, replay
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "StateRetired"]
 
 A = TypeVar("A")
 
 _log = logging.getLogger("strandline")
+
+
+class StateRetired(LocationError):
+    """Pages of a state are gone with the rollups that named them; the newest state is there."""
+
+    kind = "state-retired"
 
 
 class Follower:
@@ -139,6 +145,14 @@ class Follower:
                 slots = needed.slots
             try:
                 self.load(state, slots, deadline)
+            except BlobMissing as missing:
+                self._look_for(missing, deadline)
+                if given is not None:
+                    raise StateRetired(
+                        f"the state of shard {self.log.shard} at {given.seqno} is not kept any "
+                        "more; read again, as of the same time if it has to be",
+                        may_have_happened=False,
+                    ) from missing
             except Corruption as error:
                 self.avoid(error, deadline)
                 if given is not None:
@@ -162,10 +176,7 @@ class Follower:
         collections = {key: name for key, name, _ in places}
 
         def fetch(key: str) -> tuple[str, Page[Any]]:
-            try:
-                data = self.log.get(key, deadline)
-            except BlobMissing as error:
-                raise Corruption(f"{key}, a page of state, is missing", object=key) from error
+            data = self.log.get(key, deadline)
             return key, decode_page(collections[key], self.log.shard, data, key)
 
         pages = dict(self._env.parallel(fetch, sorted(wanted)))
@@ -176,6 +187,21 @@ class Follower:
                 slot.fill(pages[slot.ref.key])
         for key, _, slot in places:
             slot.fill(pages[key])
+
+    def _look_for(self, missing: BlobMissing, deadline: Deadline) -> None:
+        """A page is gone: with the rollup that the state in memory came from, or lost.
+
+        Opens the shard anew. If the newest rollup names the page as well, it is damage.
+        """
+        fresh = self._open(deadline)
+        slots = (slot for found in fresh.maps.values() for slot in found.slots)
+        if any(slot.ref is not None and slot.ref.key == missing.key for slot in slots):
+            key = missing.key
+            self.avoid(Corruption(f"{key}, a page of state, is missing", object=key), deadline)
+
+    def reopen(self, deadline: Deadline) -> State:
+        """The newest state, from the newest rollup; none of its pages is taken from before."""
+        return self._open(deadline)
 
     def avoid(self, error: Corruption, deadline: Deadline) -> None:
         """Opens the shard from the newest rollup without the damaged page, or raises `error`."""

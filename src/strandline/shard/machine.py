@@ -35,6 +35,7 @@ from strandline.state.commands import (
     Command,
     CommitGroup,
     Heartbeat,
+    RetireRollups,
     objects_of,
 )
 from strandline.state.decide import Author, Decision, decide
@@ -271,8 +272,24 @@ class Machine:
         finally:
             self._rolling.release()
 
+    def roll_up(self, *, timeout: float | None = None) -> bool:
+        """Writes a rollup of the newest state, due or not; the next record names it.
+
+        False if another is being written here, or waits to be named. A session that is not
+        registered in the shard writes none. Errors: LocationError, Corruption.
+        """
+        if not self._registered or self._upkeep.sealed is not None:
+            return False
+        if not self._rolling.acquire(blocking=False):
+            return False
+        try:
+            return self._roll_up(self._deadline(timeout))
+        finally:
+            self._rolling.release()
+
     def _roll_up(self, deadline: Deadline) -> bool:
         follower = self._follower
+        self._leave_retired_pages(deadline)
         with follower.moving:
             state, base, session = self.state, self._upkeep.base, self.session
             begun = self._upkeep.begin()
@@ -292,6 +309,19 @@ class Machine:
             raise
         with follower.moving:
             return self._upkeep.end(sealed, begun)
+
+    def _leave_retired_pages(self, deadline: Deadline) -> None:
+        """Opens the shard anew if the rollup that the pages in memory come from is not kept.
+
+        SUBTLE: what is stored of the state in memory was shared with that rollup, and may be gone
+        or going; a rollup that names it would not be accepted (`_prepare`).
+        """
+        base = self._upkeep.base
+        if base is None:
+            return
+        kept = self._follower.run(lambda s: s.rollups.get((base.seqno,)), deadline, None)
+        if kept is None or kept.key != base.key:
+            self._follower.reopen(deadline)
 
     # --- the queue
 
@@ -365,7 +395,10 @@ class Machine:
 
     def _prepare(self, command: Command, note: Note, deadline: Deadline) -> _Attempt | Decision:
         """The record of the command on the newest known state; the decision if there is none."""
-        sealed = None if isinstance(command, CloseSession) else self._upkeep.sealed
+        # SUBTLE: a record that retires rollups names none: what it retires may be the base of the
+        # sealed one, whose pages would be garbage from here on.
+        nameless = isinstance(command, CloseSession | RetireRollups)
+        sealed = None if nameless else self._upkeep.sealed
 
         def evaluate(state: State) -> tuple[State, Decision, int, bool]:
             session = state.sessions.get((self.session,))

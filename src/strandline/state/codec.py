@@ -104,7 +104,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A receipt: the records from `first` to `last` that changed references, as they were stored."""
+    """A receipt: those of the records `first` to `last` that changed references, as stored."""
 
     shard: str
     key: str

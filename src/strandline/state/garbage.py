@@ -8,7 +8,7 @@ record of its death is in a receipt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strandline.state.model import Dead, Diff, Key, Receipt, Rollup
@@ -17,6 +17,9 @@ from strandline.state.replay import State
 __all__ = ["VacuumPlan", "is_part", "needed_receipts", "plan_vacuum", "touches_references"]
 
 _NOTHING = -1
+
+_TOMBSTONE_RECORDS = 8
+"""Records of a finished shard after which one more rollup makes its log shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,9 @@ class VacuumPlan:
     """How many others there are by what they wait for: "rollup", "hold", "delay", "receipt"."""
     mark: bool
     """Whether a mark of this moment is of use to a later run."""
+    roll_up: bool
+    """Whether a rollup is missing that would let something be deleted, or a finished shard's log
+    go."""
     stale_marks: tuple[int, ...]
     """Marks that a later one makes needless."""
     retire: tuple[Rollup, ...]
@@ -74,24 +80,26 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
             delete.append((key, dead))
         else:
             waiting[reason] = waiting.get(reason, 0) + 1
+    latest = rollups[-1].seqno if rollups else 0
+    known = max(mature, default=_NOTHING)
+    stuck = any(latest < key[0] <= known for key, _ in state.dead.range())
+    finished = state.meta.upper is None and state.meta.since is None
     newest = max((at for _, at in marks), default=None)
-    unmarked = any(dead > max((s for s, _ in marks), default=0) for (dead, _), _ in _dead(state))
+    marked = max((seqno for seqno, _ in marks), default=0)
+    unmarked = any(key[0] > marked for key, _ in state.dead.range())
     return VacuumPlan(
         seqno=state.seqno,
         delete=tuple(delete),
         waiting=waiting,
+        roll_up=stuck or (finished and state.seqno - latest > _TOMBSTONE_RECORDS),
         mark=unmarked and (newest is None or now - newest >= delay // 4),
-        stale_marks=tuple(seqno for seqno, _ in marks if seqno < max(mature, default=_NOTHING)),
+        stale_marks=tuple(seqno for seqno, _ in marks if seqno < known),
         retire=retire,
         keep=tuple(rollup for rollup in rollups if rollup.seqno >= needed),
         truncate_before=needed,
         receipts_through=max(needed - 1, wanted, 0),
         receipts_from=covered + 1,
     )
-
-
-def _dead(state: State) -> Iterator[tuple[Key, Dead]]:
-    return state.dead.range()
 
 
 def _held(state: State) -> int:

@@ -58,6 +58,11 @@ PROPERTIES: dict[str, Property] = {
     "retention": Property(
         "7 days", duration_micros, "how far back in database time an as_of can reach at least"
     ),
+    "deletion_delay": Property(
+        "15 minutes",
+        duration_micros,
+        "for how long objects that nothing needs any more stay, for readers without a hold",
+    ),
     "strategy": Property(
         "size-ratio", _one_of(STRATEGIES), "which parts of a leaf a compaction merges"
     ),
