@@ -28,6 +28,7 @@ from strandline.table import Table
 from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
+from strandline.txn.vacuum import TableVacuum, vacuum_database
 from strandline.writing import WriteOptions, build, commit_writes
 
 __all__ = ["Database"]
@@ -285,6 +286,30 @@ class Database:
         """
         names = [table] if isinstance(table, str) else table
         return planned(self._handle, names, strategy, self._handle.deadline(timeout))
+
+    def vacuum(
+        self,
+        table: str | Sequence[str] | None = None,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+        timeout: float | None = None,
+    ) -> list[TableVacuum]:
+        """Deletes objects that nothing needs any more, and shortens the logs; what it did.
+
+        `table` is a name, a list of names, or None for everything, tables that were dropped
+        included. An object goes once nothing refers to it, nobody holds it, and the table's
+        `deletion_delay` has passed since, by the location's own clock; the first run after
+        something died only notes the time. With `dry_run` nothing is written, and the report says
+        what a run would do now. `progress` is told (table, objects deleted, objects in all).
+        `timeout` (seconds) defaults to a day. Safe beside everything, itself included.
+        """
+        names = [table] if isinstance(table, str) else table
+        store = self._handle.store
+        if not dry_run:
+            store.check_writable()
+        deadline = self._handle.deadline(_LONG_SECONDS if timeout is None else timeout)
+        return vacuum_database(store, names, dry_run=dry_run, deadline=deadline, progress=progress)
 
     def split(
         self, table: str | Sequence[str] | None = None, *, timeout: float | None = None

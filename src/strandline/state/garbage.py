@@ -82,7 +82,9 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
             waiting[reason] = waiting.get(reason, 0) + 1
     latest = rollups[-1].seqno if rollups else 0
     known = max(mature, default=_NOTHING)
-    stuck = any(latest < key[0] <= known for key, _ in state.dead.range())
+    # Old rollups and pages wait for the next rollup that is due: one written for them alone would
+    # leave as many behind.
+    stuck = any(latest < key[0] <= known and is_part(key[1]) for key, _ in state.dead.range())
     finished = state.meta.upper is None and state.meta.since is None
     newest = max((at for _, at in marks), default=None)
     marked = max((seqno for seqno, _ in marks), default=0)

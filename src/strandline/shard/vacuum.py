@@ -1,0 +1,328 @@
+"""One run of a vacuum over one shard: verifies, copies, truncates, deletes, in that order.
+
+`strandline.state.garbage` plans; here is what touches the location. Every step rests on a record
+that is in the log before the next begins, so that a run may end anywhere: what it had not done is
+planned again by the next one, and deleting what is gone already changes nothing. It fails closed:
+a request that is not answered, or a listing that is not complete, ends the run, and nothing that
+comes after it is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from strandline.env import Deadline, Env
+from strandline.errors import Corruption, LocationError
+from strandline.ids import ObjectKey, new_probe_id
+from strandline.location import BlobMissing, Location
+from strandline.shard.machine import Machine
+from strandline.shard.opening import Log
+from strandline.shard.receipts import write_receipt
+from strandline.state.codec import Manifest, decode_page, decode_rollup
+from strandline.state.commands import Collect, Heartbeat, KeepReceipts, RetireRollups
+from strandline.state.garbage import VacuumPlan, needed_receipts, plan_vacuum
+from strandline.state.model import Dead, Key, Mark, Rollup
+from strandline.state.pages import Page
+from strandline.state.replay import State
+
+__all__ = ["ShardVacuum", "Vacuum"]
+
+A = TypeVar("A")
+
+_DELETES = 1_000
+"""Objects that are deleted before a record says so."""
+
+_log = logging.getLogger("strandline")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardVacuum:
+    """What one run did to one shard, or with `dry_run` what it would do."""
+
+    shard: str
+    objects: int
+    """Objects deleted."""
+    bytes: int
+    """Bytes of them."""
+    waiting: Mapping[str, int]
+    """Dead objects that stay for now, by what they wait for: "rollup" (one that was read back and
+    is later than the death), "hold", "delay" (the deletion delay), "receipt"."""
+    rollups: int
+    """Rollups retired."""
+    records: int
+    """Records truncated; with `dry_run` the seqno before which they would be."""
+    damaged: tuple[str, ...] = ()
+    """Rollups, by key, that could not be read back; nothing rests on them."""
+
+
+class Vacuum:
+    """Vacuums one shard. For one thread."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        location: Location,
+        env: Env,
+        *,
+        delay_micros: int,
+        deadline: Deadline,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._machine = machine
+        self._location = location
+        self._env = env
+        self._delay = delay_micros
+        self._deadline = deadline
+        self._progress = progress
+        self._log = Log(location, machine.shard, env)
+        self._damaged: list[str] = []
+
+    def plan(self) -> ShardVacuum:
+        """What a run would do. Asks nothing of the location's clock, and writes nothing."""
+        plan = self._planned(self._env.now_micros())
+        return self._report(plan.delete, plan, len(plan.retire), plan.truncate_before)
+
+    def run(self) -> ShardVacuum:
+        """Deletes what nobody can need any more.
+
+        Errors: LocationError, Corruption (the state cannot be read); what was done until then
+        stands.
+        """
+        plan = self._planned(self._env.now_micros())
+        if not plan.seqno or not self._has_work(plan):
+            return self._report((), plan, 0, 0)
+        # SUBTLE: the state first, then the clock: what was dead in that state was dead by then.
+        now = self._location_time()
+        plan = self._planned(now)
+        if plan.mark:
+            mark = (plan.seqno, Mark(now))
+            self._submit(Collect(mark=mark, marks=plan.stale_marks))
+            plan = self._planned(now)
+        if plan.roll_up:
+            self._roll_up()
+        retired = self._retire()
+        plan = self._planned(now)
+        self._copy(plan)
+        records = self._truncate(plan)
+        plan = self._planned(now)
+        deleted = self._delete(plan.delete)
+        self._drop_receipts()
+        return self._report(deleted, self._planned(now), retired, records)
+
+    # --- what there is to do
+
+    def _planned(self, now: int) -> VacuumPlan:
+        state = self._machine.refresh(timeout=self._deadline.remaining())
+        found: VacuumPlan = self._run(lambda s: plan_vacuum(s, now, self._delay), state)
+        return found
+
+    def _has_work(self, plan: VacuumPlan) -> bool:
+        unverified = any(not rollup.verified for rollup in plan.keep[-2:])
+        return bool(plan.delete or plan.waiting or plan.retire or plan.roll_up or unverified)
+
+    def _run(self, function: Callable[[State], Any], state: State | None = None) -> Any:
+        return self._machine.run(function, timeout=self._deadline.remaining(), state=state)
+
+    def _submit(self, command: Any) -> Any:
+        return self._machine.submit(command, timeout=self._deadline.remaining())
+
+    def _report(
+        self, deleted: Sequence[tuple[Key, Dead]], plan: VacuumPlan, rollups: int, records: int
+    ) -> ShardVacuum:
+        return ShardVacuum(
+            shard=self._machine.shard,
+            objects=len(deleted),
+            bytes=sum(dead.size for _, dead in deleted),
+            waiting=plan.waiting,
+            rollups=rollups,
+            records=records,
+            damaged=tuple(self._damaged),
+        )
+
+    # --- the location's clock
+
+    def _location_time(self) -> int:
+        """Now, by the clock that the location gives its objects; µs since the Unix epoch.
+
+        The machine's own clock is compared with nothing: several machines vacuum one shard.
+        """
+        machine, blob = self._machine, self._location.blob
+        session = machine.session
+        key = str(ObjectKey(session, machine.shard, "probe", new_probe_id(self._env)))
+        blob.put(key, b"", timeout=self._deadline.remaining())
+        try:
+            for found in blob.list(key, timeout=self._deadline.remaining()):
+                return found.modified
+        finally:
+            blob.delete(key, timeout=self._deadline.remaining())
+        raise LocationError(
+            f"the object {key} was put and is not listed; nothing was vacuumed",
+            may_have_happened=False,
+        )
+
+    # --- rollups
+
+    def _roll_up(self) -> None:
+        """Writes a rollup: nothing dies for good before there is one."""
+        # Rollups are written by sessions of the shard; any record names one.
+        self._submit(Heartbeat())
+        if self._machine.roll_up(timeout=self._deadline.remaining()):
+            self._submit(Heartbeat())
+
+    def _retire(self) -> int:
+        """Verifies the two newest rollups, then lets go of those before them."""
+        state = self._machine.refresh(timeout=self._deadline.remaining())
+        rollups: list[Rollup] = self._run(lambda s: [r for _, r in s.rollups.range()], state)
+        manifests: dict[int, Manifest] = {}
+        verified = {rollup.seqno for rollup in rollups if rollup.verified}
+        new = [
+            rollup.seqno
+            for rollup in rollups[-2:]
+            if rollup.seqno not in verified and self._verify(rollup, rollups, manifests)
+        ]
+        seqnos = tuple(rollup.seqno for rollup in rollups)
+        if new and not self._submit(RetireRollups((), seqnos, verified=tuple(new))):
+            return 0  # another rollup came meanwhile: the next run sees to it
+        plan = self._planned(0)
+        if not plan.retire:
+            return 0
+        kept = [self._manifest(rollup, manifests) for rollup in plan.keep]
+        needed = {key for manifest in kept for key in _pages_of(manifest)}
+        objects: dict[str, Dead] = {}
+        for rollup in plan.retire:
+            objects[rollup.key] = Dead(rollup.key, rollup.seqno, 0, rollup.size)
+            try:
+                manifest = self._manifest(rollup, manifests)
+            except (Corruption, BlobMissing) as error:
+                # Which pages it has is not known any more; the sweep of its session finds them.
+                _log.warning("rollup %s goes without its pages: %s", rollup.key, error)
+                continue
+            for key, size in _pages_of(manifest).items():
+                if key not in needed:
+                    objects.setdefault(key, Dead(key, rollup.seqno, 0, size))
+        command = RetireRollups(
+            tuple(rollup.seqno for rollup in plan.retire),
+            tuple(rollup.seqno for rollup in plan.keep),
+            tuple(objects.values()),
+        )
+        return len(plan.retire) if self._submit(command) else 0
+
+    def _verify(
+        self, rollup: Rollup, rollups: Sequence[Rollup], manifests: dict[int, Manifest]
+    ) -> bool:
+        """Whether all of a rollup can be read; what a verified one shares with it was."""
+        known: set[str] = set()
+        for other in rollups:
+            if other.verified:
+                known |= _pages_of(self._manifest(other, manifests)).keys()
+        try:
+            manifest = self._manifest(rollup, manifests)
+            wanted = [item for item in _named(manifest) if item[1] not in known]
+            for pages in _bites(wanted, 64):
+                self._env.parallel(self._read_page, pages)
+        except (Corruption, BlobMissing) as error:
+            _log.warning("rollup %s cannot be read back: %s", rollup.key, error)
+            self._damaged.append(rollup.key)
+            return False
+        return True
+
+    def _read_page(self, item: tuple[str, str]) -> None:
+        collection, key = item
+        decode_page(collection, self._machine.shard, self._log.get(key, self._deadline), key)
+
+    def _manifest(self, rollup: Rollup, known: dict[int, Manifest]) -> Manifest:
+        found = known.get(rollup.seqno)
+        if found is None:
+            data = self._log.get(rollup.key, self._deadline)
+            found = known[rollup.seqno] = decode_rollup(data, rollup.key)
+        return found
+
+    # --- the log
+
+    def _copy(self, plan: VacuumPlan) -> None:
+        """Writes the receipts that are missing up to where they have to be."""
+        first = plan.receipts_from
+        while first <= plan.receipts_through:
+            self._deadline.check("writing receipts", may_have_happened=True)
+            written = write_receipt(
+                self._machine,
+                self._location,
+                self._log,
+                self._env,
+                first=first,
+                through=plan.receipts_through,
+                deadline=self._deadline,
+            )
+            if written is None:
+                return
+            first = written + 1
+
+    def _truncate(self, plan: VacuumPlan) -> int:
+        """Removes the records that are not needed, now that their receipts exist."""
+        if plan.truncate_before <= 1:
+            return 0
+        return self._location.consensus.truncate(
+            self._machine.shard, plan.truncate_before, timeout=self._deadline.remaining()
+        )
+
+    # --- objects
+
+    def _delete(self, dead: Sequence[tuple[Key, Dead]]) -> list[tuple[Key, Dead]]:
+        """Deletes objects and then forgets them, some at a time; those that are gone now."""
+        done: list[tuple[Key, Dead]] = []
+        for bite in _bites(dead, _DELETES):
+            gone = self._env.parallel(self._gone, bite)
+            forgotten = [item for item, there in zip(bite, gone, strict=True) if there]
+            if forgotten:
+                # SUBTLE: not before: what is forgotten and still there would be found by nobody.
+                self._submit(Collect(tuple(key for key, _ in forgotten)))
+            done += forgotten
+            if self._progress is not None:
+                self._progress(len(done), len(dead))
+            if len(forgotten) < len(bite):
+                break  # a location that refuses one is not asked for thousands
+        return done
+
+    def _gone(self, item: tuple[Key, Dead]) -> bool:
+        """Deletes one object. Only a definite answer counts, "deleted" or "not there"."""
+        key = item[1].key
+        try:
+            self._location.blob.delete(key, timeout=self._deadline.remaining())
+        except LocationError as error:
+            _log.warning("%s could not be deleted and is tried again later: %s", key, error)
+            return False
+        return True
+
+    def _drop_receipts(self) -> None:
+        """Lets go of receipts none of whose objects is there any more."""
+        state = self._machine.refresh(timeout=self._deadline.remaining())
+        if self._run(lambda s: s.receipts.count(), state) < 2:
+            return
+        _, needless = self._run(needed_receipts, state)
+        if needless:
+            self._submit(KeepReceipts(dropped=tuple(first for first, _ in needless)))
+
+
+def _named(manifest: Manifest) -> Iterable[tuple[str, str]]:
+    """The pages of a rollup: collection and key."""
+    for collection, pages in manifest.pages.items():
+        if not isinstance(pages, Page):
+            for ref in pages:
+                yield collection, ref.key
+
+
+def _pages_of(manifest: Manifest) -> dict[str, int]:
+    """The keys of a rollup's pages, with their sizes."""
+    return {
+        ref.key: ref.size
+        for pages in manifest.pages.values()
+        if not isinstance(pages, Page)
+        for ref in pages
+    }
+
+
+def _bites(items: Sequence[A], size: int) -> Iterable[Sequence[A]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,203 @@
+"""Vacuums a database: shard by shard, and what is left of tables that were dropped long ago."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from strandline.env import Deadline
+from strandline.shard.machine import Machine
+from strandline.shard.vacuum import ShardVacuum, Vacuum
+from strandline.state.commands import Clear, Finish, ForgetTables
+from strandline.state.holding import RETENTION
+from strandline.state.model import Key, TableVersion
+from strandline.state.replay import State
+from strandline.txn.apply import apply_table
+from strandline.txn.properties import PROPERTIES, duration_micros, property_of
+from strandline.txn.store import Store
+
+__all__ = ["TXNS", "TableVacuum", "vacuum_database"]
+
+TXNS = "(transactions)"
+"""What reports call the txns shard, which belongs to all tables."""
+
+_CLEARED = 2_000
+"""References that one record lets go of."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableVacuum:
+    """What a vacuum did to one table, or with `dry_run` what it would do."""
+
+    table: str
+    """Its name; of the shard that all tables share, "(transactions)"."""
+    dropped: bool
+    """Whether the table was dropped; what it leaves goes once its retention is over."""
+    shard: ShardVacuum
+
+
+def vacuum_database(
+    store: Store,
+    names: Sequence[str] | None,
+    *,
+    dry_run: bool,
+    deadline: Deadline,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[TableVacuum]:
+    """Vacuums the named tables; None: all there are and were, and the shard that they share.
+
+    `progress` is told the table, objects deleted, and objects to be deleted in all.
+    """
+    txns = store.txns
+    state = txns.refresh(timeout=deadline.remaining())
+    newest = txns.machine.run(_newest_versions, state=state)
+    if names is not None:
+        chosen = {txns.table(state, name).table for name in names}
+        newest = [version for version in newest if version.table in chosen]
+    if not dry_run:
+        store.look_out([version.table for version in newest], timeout=deadline.remaining())
+    done = [
+        _vacuum_table(store, version, dry_run=dry_run, deadline=deadline, progress=progress)
+        for version in newest
+    ]
+    done = [table for table in done if table is not None]
+    if names is None:
+        if not dry_run:
+            _forget(store, deadline)
+        delay = duration_micros(PROPERTIES["deletion_delay"].default)
+        shard = _vacuum(
+            store,
+            txns.machine,
+            TXNS,
+            delay,
+            dry_run=dry_run,
+            deadline=deadline,
+            progress=progress,
+        )
+        done.append(TableVacuum(TXNS, dropped=False, shard=shard))
+    return [table for table in done if table is not None]
+
+
+def _newest_versions(state: State) -> list[TableVersion]:
+    """The newest version of each table that there is or was, by name."""
+    newest = {version.table: version for _, version in state.tables.range()}
+    return sorted(newest.values(), key=lambda version: (version.name, version.table))
+
+
+def _vacuum_table(
+    store: Store,
+    version: TableVersion,
+    *,
+    dry_run: bool,
+    deadline: Deadline,
+    progress: Callable[[str, int, int], None] | None,
+) -> TableVacuum | None:
+    """None for a table that has no shard of its own, because nothing was ever applied to it."""
+    machine = store.data(version.table)
+    over = _is_over(store, version)
+    if over and not dry_run:
+        # What was committed before the drop and not applied: so that nothing needs its entries.
+        apply_table(store, version.table, timeout=deadline.remaining())
+        store.txns.tidy(timeout=deadline.remaining())
+    state = machine.refresh(timeout=deadline.remaining())
+    if not state.seqno:
+        return None
+    if over and not dry_run:
+        _end(machine, state, deadline)
+    shard = _vacuum(
+        store,
+        machine,
+        version.name,
+        duration_micros(property_of(version, "deletion_delay")),
+        dry_run=dry_run,
+        deadline=deadline,
+        progress=progress,
+    )
+    return TableVacuum(version.name, version.valid_until is not None, shard)
+
+
+def _vacuum(
+    store: Store,
+    machine: Machine,
+    name: str,
+    delay: int,
+    *,
+    dry_run: bool,
+    deadline: Deadline,
+    progress: Callable[[str, int, int], None] | None,
+) -> ShardVacuum:
+    vacuum = Vacuum(
+        machine,
+        store.location,
+        store.env,
+        delay_micros=delay,
+        deadline=deadline,
+        progress=None if progress is None else lambda done, count: progress(name, done, count),
+    )
+    return vacuum.plan() if dry_run else vacuum.run()
+
+
+# --- tables that were dropped
+
+
+def _is_over(store: Store, version: TableVersion) -> bool:
+    """Whether the table was dropped longer ago than its retention, in database time."""
+    if version.valid_until is None:
+        return False
+    retention = duration_micros(property_of(version, "retention"))
+    return store.txns.latest(store.txns.machine.state) - version.valid_until >= retention
+
+
+def _end(machine: Machine, state: State, deadline: Deadline) -> None:
+    """Finishes the shard of a table that is over and lets go of its parts, unless it is held."""
+    held = machine.run(lambda s: [k for k, _ in s.holds.range() if k[0] != RETENTION], state=state)
+    if held:
+        return
+    machine.submit(Finish(), timeout=deadline.remaining())
+    references: list[Key] = machine.run(
+        lambda s: [key for key, _ in s.references.range()], state=machine.state
+    )
+    for start in range(0, len(references), _CLEARED):
+        bite = tuple(references[start : start + _CLEARED])
+        machine.submit(Clear(bite), timeout=deadline.remaining())
+
+
+def _forget(store: Store, deadline: Deadline) -> None:
+    """Forgets versions of tables at which nothing can be read any more.
+
+    Names are asked for as of times, too; so they stay as long as the longest retention of any
+    table that there is.
+    """
+    txns = store.txns
+    state = txns.refresh(timeout=deadline.remaining())
+    versions: list[tuple[Key, TableVersion]] = txns.machine.run(
+        lambda s: list(s.tables.range()), state=state
+    )
+    kept = [duration_micros(property_of(v, "retention")) for _, v in versions]
+    before = txns.latest(state) - max(kept, default=0)
+    old = [(key, v) for key, v in versions if v.valid_until is not None and v.valid_until <= before]
+    gone = {version.table for version in _newest_versions(state) if version.valid_until is not None}
+    dropped = {v.table for _, v in old if v.table in gone}
+    remaining = {table for table in dropped if not _is_gone(store, state, table, deadline)}
+    keys = tuple(key for key, version in old if version.table not in remaining)
+    if keys:
+        txns.machine.submit(ForgetTables(keys), timeout=deadline.remaining())
+
+
+def _is_gone(store: Store, state: State, table: str, deadline: Deadline) -> bool:
+    """Whether nothing of a dropped table is left: no entry, no part, no object that waits."""
+    machine = store.data(table)
+    if any(True for _ in _entries(store, state, table)):
+        return False
+    data = machine.refresh(timeout=deadline.remaining())
+    if not data.seqno:
+        return True
+    left = machine.run(lambda s: s.parts.count() + s.dead.count(), state=data)
+    return data.meta.upper is None and data.meta.since is None and not left
+
+
+def _entries(store: Store, state: State, table: str) -> Iterable[object]:
+    found: list[object] = store.txns.machine.run(
+        lambda s: list(s.entries.prefix((table,))), state=state
+    )
+    return found
