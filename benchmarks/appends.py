@@ -1,7 +1,8 @@
 """One-row durable appends through `Table.append`, apply and rollups on, and lookups after them.
 
-    python -m benchmarks.appends [--count 20000]
+    python -m benchmarks.appends [--count 20000] [--leaves 1]
 
+Afterwards: how long L0 is and how many parts a lookup opens.
 Beside it the floor: one SQLite commit of 1 KB with `synchronous=FULL` on the same disk.
 """
 
@@ -11,11 +12,15 @@ import argparse
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 import strandline as sl
 from benchmarks.common import KEY_SPACE, SCHEMA, line, machine, median, ratio, rows, scratch
+from strandline.parts.read import PartReader
+from strandline.state.plan import level_zero
 
 
 def floor(path: Path, count: int) -> list[float]:
@@ -36,14 +41,17 @@ def floor(path: Path, count: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000)
-    count = parser.parse_args().count
-    print(f"appends: {count} of one row; {machine()}")
+    parser.add_argument("--leaves", type=int, default=1)
+    asked = parser.parse_args()
+    count, leaves = asked.count, asked.leaves
+    print(f"appends: {count} of one row to {leaves} leaves; {machine()}")
     keys = np.random.default_rng(1).choice(KEY_SPACE, count, replace=False)
     data = rows(count, 2, keys=keys)
     records = data.to_pylist()
     with scratch() as path, sl.connect(path / "lake") as db:
         line("floor: SQLite commit, synchronous=FULL", floor(path, 5_000))
-        table = db.create_table("readings", SCHEMA, row_keys="key")
+        points = [KEY_SPACE * n // leaves for n in range(1, leaves)]
+        table = db.create_table("readings", SCHEMA, row_keys="key", split_points=points)
         taken = []
         for record in records:
             start = time.perf_counter()
@@ -57,6 +65,29 @@ def main() -> None:
         misses = [look_up(table, int(key), 0) for key in rng.integers(0, KEY_SPACE, 1_000)]
         line("lookup of an absent key afterwards", misses)
         assert len(table) == count
+        opened(db, table, keys[:500].tolist())
+
+
+def opened(db: sl.Database, table: sl.Table, keys: list[int]) -> None:
+    """Prints what lookups have to look at."""
+    state = db._handle.store.data(table.id).state  # noqa: SLF001  below what users hold
+    print(f"{'parts, of which in L0':<44} {state.parts.count()}, {len(level_zero(state))}")
+    reads = 0
+    read = PartReader.read
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(*args, **kwargs)
+
+    counts = []
+    with patch.object(PartReader, "read", counted):
+        for key in keys:
+            reads = 0
+            table.get(key)
+            counts.append(reads)
+    mean = sum(counts) / len(counts)
+    print(f"{'parts opened by a lookup':<44} mean {mean:.2f}  max {max(counts)}")
 
 
 def look_up(table: sl.Table, key: int, expected: int) -> float:
