@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,13 @@ import pytest
 from strandline.database import Database
 from strandline.errors import AsOfTooOld
 from strandline.parts.schema import DIFF, TIME
-from strandline.state.commands import Retain
+from strandline.shard.merging import run_job
+from strandline.state.commands import Compact, Retain
 from strandline.state.model import Reference, TableKind
+from strandline.state.plan import CompactionJob
 from strandline.table import Table
 from strandline.times import Micros
+from strandline.txn.compaction import workshop
 from tests.tables.helpers import apply, rows
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("text", pa.string())])
@@ -166,6 +170,34 @@ def test_history_that_nobody_can_read_any_more_goes_without_being_read(db: Datab
     assert table.scan(as_of=commits[-1]).count() == 100
     with pytest.raises(AsOfTooOld):
         table.scan(as_of=commits[0]).to_arrow()
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_times_rank_where_a_merge_left_out_what_lies_between(db: Database, split: bool) -> None:
+    table = db.create_table("t", SCHEMA, row_keys="k", kind="keyed")
+    commits = []
+    for row in ((1, 0, "old"), (1, 1, "new"), (2, 2, "last")):
+        commits.append(table.append([dict(zip(SCHEMA.names, row, strict=True))]))
+        apply(table)
+    store, version = table._handle.store, table._version
+    machine = store.data(version.table)
+    inputs = tuple((key, ref) for key, ref in machine.state.references.range())
+    assert len(inputs) == 3
+    last = commits[-1].micros
+    job = CompactionJob(None, (inputs[0], inputs[2]), 0, last if split else None)
+    if inputs[0][1].leaf:
+        (leaf,) = (leaf for _, leaf in machine.state.leaves.range())
+        job = replace(job, leaf=leaf)
+    outputs = run_job(workshop(store, version, threads=1, timeout=60.0), job, timeout=60.0)
+    assert [output.part.distinct for output in outputs] == [True]
+    command = Compact(tuple(key for key, _ in job.inputs), outputs)
+    assert machine.submit(command, timeout=60.0) is True
+    assert rows(table.scan().to_arrow()) == [(1, 1, "new"), (2, 2, "last")]
+    assert rows(table.get(1)) == [(1, 1, "new")]
+    assert rows(table.scan(as_of=commits[0]).to_arrow()) == [(1, 0, "old")]
+    # With newer rows beside it, too.
+    table.append({"k": [2], "v": [3], "text": ["later"]})
+    assert rows(table.scan().to_arrow()) == [(1, 1, "new"), (2, 3, "later")]
 
 
 def test_a_leaf_is_not_split_for_the_sake_of_its_history(db: Database) -> None:
