@@ -105,6 +105,11 @@ class Subscription:
         """How far the subscription has come, also where that brought no change."""
         return self._course.progress
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows of its changes."""
+        return self._course.schema
+
     def __iter__(self) -> Iterator[Change]:
         return self
 
@@ -175,6 +180,11 @@ class Course:
     def progress(self) -> Progress:
         """How far it has come."""
         return Progress(-1 if self._snapshot else self._after)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows of its changes."""
+        return self._wanted.arrow
 
     def close(self) -> None:
         """Ends what is held."""

@@ -30,6 +30,7 @@ COMMANDS = [
     "scan readings --count",
     "sql 'select * from readings order by all'",
     "sql 'delete from readings where sensor = 7'",
+    "subscribe readings --timeout 0.01",
     "history",
     "history readings",
     "status",
@@ -206,3 +207,26 @@ def test_status_begins_with_the_whole_database(lake: Run) -> None:
     assert [row["table"] for row in tables] == ["other", "readings"]
     assert first["rows"] == sum(row["rows"] for row in tables) == 4
     assert first["log_records"] > sum(row["log_records"] for row in tables)
+
+
+def test_a_subscription_goes_on_where_the_one_before_ended(lake: Run, tmp_path: Path) -> None:
+    line = ("subscribe", "readings", "--progress", "mark", "--timeout", "0.01", "-o")
+    assert [row["__diff"] for row in lake(*line, "json").json] == [1, 1, 1, 1]
+    assert lake(*line, "json").json == []
+    lake("sql", "delete from readings where sensor = 9")
+    assert [(row["sensor"], row["__diff"]) for row in lake(*line, "csv").csv] == [("9", "-1")]
+    assert lake(*line, "arrow").arrow.num_rows == 0
+    mark = (tmp_path / "mark").read_text(encoding="utf-8").strip()
+    lake("ingest", "readings", "readings.csv")
+    found = lake(
+        "subscribe",
+        "readings",
+        "--start",
+        mark,
+        "--where",
+        "sensor < 9",
+        *line[-3:-1],
+        "-o",
+        "json",
+    )
+    assert [row["sensor"] for row in found.json] == [-3, 7, 7]

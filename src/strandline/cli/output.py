@@ -51,7 +51,9 @@ def note(message: str) -> None:
 def emit(
     rows: Rows, form: Form, *, title: str | None = None, data: bool = False, whole: bool = False
 ) -> None:
-    """Prints rows on standard output, in bounded memory.
+    """Prints rows on standard output, in bounded memory; each batch is there once it was read.
+
+    A table is the exception: it is printed as a whole.
 
     `data`: the rows are a user's, and are shown as they are; else sizes are made readable. `whole`:
     a table shows all of them, however many.
@@ -87,6 +89,7 @@ def _emit_arrow(rows: Rows) -> None:
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         for batch in _batches(rows):
             writer.write_batch(batch)
+            sink.flush()
     sink.flush()
 
 
@@ -103,6 +106,7 @@ def _emit_csv(rows: Rows) -> None:
                 for column in batch.columns
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
+            sink.flush()
     sink.flush()
 
 
@@ -130,9 +134,11 @@ def _emit_json(rows: Rows) -> None:
     """An array with one object per line, so that it can be read as a stream, too."""
     out = sys.stdout
     separator = "[\n"
-    for row in _rows(rows):
-        out.write(separator + json.dumps(row, ensure_ascii=False))
-        separator = ",\n"
+    for batch in _batches(rows):
+        for row in _objects(batch):
+            out.write(separator + json.dumps(row, ensure_ascii=False))
+            separator = ",\n"
+        out.flush()
     out.write("[]\n" if separator == "[\n" else "\n]\n")
     out.flush()
 

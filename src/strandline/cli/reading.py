@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -12,10 +14,10 @@ import typer
 import strandline as sl
 from strandline.cli.app import command, open_database
 from strandline.cli.loading import emit_commit
-from strandline.cli.output import Form, Output, emit
+from strandline.cli.output import Form, Output, emit, note
 from strandline.cli.parsing import key_of, names_of, range_of
 
-__all__ = ["get", "history", "scan", "sql"]
+__all__ = ["get", "history", "scan", "sql", "subscribe"]
 
 PANEL = "Reading"
 
@@ -145,6 +147,101 @@ def _to_query(ctx: typer.Context) -> Any:
     """The database for a statement that may write, and only then needs the permission to."""
     # A moment asks for the same: writable where that is allowed.
     return open_database(ctx, moment="any")
+
+
+@command(
+    "subscribe",
+    example="strandline subscribe readings --where 'value > 3' --progress mark --timeout 1",
+    panel=PANEL,
+)
+def subscribe(
+    ctx: typer.Context,
+    name: TableName,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start",
+            metavar="WHERE",
+            help="snapshot: with the rows as of now; now: with what comes; or the progress that an "
+            "earlier run ended with; or a time, such as 2026-11-20T10:00:00Z.",
+        ),
+    ] = "snapshot",
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="End after that time.")
+    ] = None,
+    columns: Columns = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Rows for which this is true.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="End after so long without a change."),
+    ] = None,
+    with_old: Annotated[
+        bool, typer.Option("--with-old", help="Also the row before (tables of kind keyed).")
+    ] = False,
+    kept: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Keep the history that is needed, over restarts."
+        ),
+    ] = None,
+    progress: Annotated[
+        Path | None,
+        typer.Option(
+            "--progress",
+            metavar="FILE",
+            help="Keep the progress in FILE: after what was printed, the next run goes on from it.",
+        ),
+    ] = None,
+    output: Output = Form.TABLE,
+) -> None:
+    """Print every change of a table as it comes, in whole commit times."""
+    if progress is not None and progress.exists():
+        start = progress.read_text(encoding="utf-8").strip()
+    with (
+        open_database(ctx, moment="any") as db,
+        db.table(name).subscribe(
+            start,
+            until,
+            names_of(columns) if columns else None,
+            where,
+            timeout=timeout,
+            with_old=with_old,
+            name=kept,
+        ) as changes,
+    ):
+        try:
+            _print_changes(changes, output, progress)
+        finally:
+            if sys.stderr.isatty():
+                note(f"--start {changes.progress} goes on from here")
+
+
+def _print_changes(changes: sl.Subscription, output: Form, file: Path | None) -> None:
+    """Prints changes; `file` gets the progress of what was printed, never more."""
+
+    def printed() -> Iterator[pa.Table]:
+        for change in changes:
+            if change.rows.num_rows:
+                yield change.rows
+            if file is not None and change.complete:
+                _keep(str(change.progress), file)
+
+    if output is Form.TABLE:
+        for rows in printed():
+            emit(rows, output, data=True, whole=True)
+            sys.stdout.flush()
+        return
+    batches = (batch for rows in printed() for batch in rows.combine_chunks().to_batches())
+    emit(pa.RecordBatchReader.from_batches(changes.schema, batches), output, data=True)
+
+
+def _keep(text: str, file: Path) -> None:
+    """Puts the text into the file, which always has this one or the one before."""
+    other = file.with_name(f"{file.name}.new")
+    other.write_text(f"{text}\n", encoding="utf-8")
+    other.replace(file)
 
 
 @command("history", example="strandline history readings --limit 5", panel=PANEL)
