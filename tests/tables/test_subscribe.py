@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -656,3 +658,98 @@ def test_a_snapshot_comes_in_pieces_of_which_the_last_completes_it(db: Database)
     assert [change.complete for change in changes] == [False] * (len(changes) - 1) + [True]
     assert {str(change.progress) for change in changes[:-1]} == {"snapshot"}
     assert sum(change.rows.num_rows for change in changes) == 600_000
+
+
+def test_a_part_that_was_compacted_and_deleted_meanwhile_costs_no_change(
+    open_database: Callable[..., Database],
+) -> None:
+    db = open_database(settings=sl.Settings(background=False, inline_bytes_max=1))
+    table = db.create_table("p", COLUMNS, row_keys="k", sort_keys="s")
+    begun = table.append(arrow([row(0)]))
+    commits = [table.append(arrow([row(n) for n in range(n, n + 2_000)])) for n in (1, 5_000)]
+    found = table.subscribe(begun, timeout=SOON)
+    apply(table)
+    store = table._handle.store
+    before = {key[0] for key, _ in store.data(table.id).refresh(timeout=60).parts.range()}
+    db.compact("p", strategy="full")
+    after = {key[0] for key, _ in store.data(table.id).refresh(timeout=60).parts.range()}
+    gone = before - after
+    assert gone
+    for key in gone:
+        store.location.blob.delete(key, timeout=60)
+    assert Counter(time for time, _, _ in everything(found)) == {c.micros: 2_000 for c in commits}
+
+
+def test_a_part_that_is_lost_is_corruption(db: Database) -> None:
+    table = db.create_table("p", COLUMNS, row_keys="k", sort_keys="s")
+    found = table.subscribe("now", timeout=SOON)
+    table.append(arrow([row(n) for n in range(20_000)]))
+    store = table._handle.store
+    state = store.txns.refresh(timeout=60)
+    (part,) = (p for _, e in state.entries.range() for p in e.batch.parts)
+    store.location.blob.delete(part.key, timeout=60)
+    with pytest.raises(sl.Corruption, match=part.key):
+        next(found)
+    apply(table)
+    with pytest.raises(sl.Corruption, match=part.key):
+        next(found)
+
+
+# --- several processes
+
+
+def write(url: str, commits: int) -> None:
+    """Appends, upserts and deletes, with apply and compactions beside them."""
+    busy = sl.Settings(apply_backlog_commits=5, small_parts_max=3)
+    with sl.connect(url, settings=busy) as db:
+        rows, items = db["t"], db["items"]
+        for n in range(commits):
+            rows.append(arrow([row(n, n)]))
+            items.append(arrow([row(n % 7, n)]))
+            if n % 10 == 9:
+                rows.delete(keys=[(n - 5,)])
+                items.delete(keys=[(n % 7, "s")])
+            if n % 25 == 24:
+                db.compact("t", strategy="full")
+                db.compact("items", strategy="full")
+
+
+def test_a_subscriber_in_another_process_gets_every_change_once(tmp_path: Path) -> None:
+    url = str(tmp_path / "lake")
+    with sl.connect(url) as db:
+        tables = [
+            db.create_table("t", COLUMNS, row_keys="k", sort_keys="s"),
+            db.create_table("items", COLUMNS, row_keys="k", sort_keys="s", kind="keyed"),
+        ]
+        open_ones = [table.subscribe(timeout=SOON) for table in tables]
+        mirrors: list[Any] = [Counter(), {}]
+        process = multiprocessing.get_context("spawn").Process(target=write, args=(url, 100))
+        process.start()
+        last = [0, 0]
+        while process.is_alive():
+            for n, table in enumerate(tables):
+                follow(open_ones[n], mirrors[n], last, n)
+                # It waited in vain and ended; the next goes on from the text that was kept.
+                open_ones[n] = table.subscribe(str(open_ones[n].progress), timeout=SOON)
+        assert process.exitcode == 0
+        for n, table in enumerate(tables):
+            follow(open_ones[n], mirrors[n], last, n)
+            there = rows_of(table.scan().to_arrow())
+            kept = mirrors[n].elements() if n == 0 else mirrors[n].values()
+            assert Counter(kept) == Counter(there)
+
+
+def follow(subscription: sl.Subscription, mirror: Any, last: list[int], n: int) -> None:
+    """Takes over all changes that there are, each later than those before."""
+    for change in subscription:
+        for line in change.rows.to_pylist():
+            values = tuple(line[name] for name in COLUMNS.names)
+            assert line["__time"] > last[n]
+            if "__diff" in line:
+                mirror[values] += line["__diff"]
+                assert mirror[values] >= 0
+            elif line["__op"] == "upsert":
+                mirror[values[:2]] = values
+            else:
+                del mirror[values[:2]]
+        last[n] = max(last[n], change.progress.micros)
