@@ -57,6 +57,7 @@ class Shards(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "location"):
             return
+        self.check()
         for read, write in zip(self.reads, self.writes, strict=True):
             read.close()
             write.close()
@@ -150,15 +151,16 @@ class Shards(RuleBasedStateMachine):
         self.writes[who].append(batch, batch.upper)
         self.add(data, upper, batch.upper)
 
-    @rule(who=who, to=st.integers(0, 40))
+    @rule(who=who, to=st.integers(0, 20))
     def advance(self, who: int, to: int) -> None:
         self.upper = max(self.upper, to)
         assert self.writes[who].advance_upper(to) == self.upper
 
     # --- history
 
-    @rule(who=who, to=st.integers(0, 40))
-    def downgrade(self, who: int, to: int) -> None:
+    @rule(who=who, ahead=st.integers(-2, 6))
+    def downgrade(self, who: int, ahead: int) -> None:
+        to = max(self.sinces[who] + ahead, 0)
         self.sinces[who] = max(self.sinces[who], to)
         assert self.reads[who].downgrade_since(to) == self.sinces[who]
 
@@ -186,6 +188,7 @@ class Shards(RuleBasedStateMachine):
     @rule(who=who, strategy=st.sampled_from(["size-ratio", "basic", "full"]))
     def compact(self, who: int, strategy: Strategy) -> None:
         self.writes[who].compact(strategy)
+        self.check()
 
     @rule()
     def delete_what_is_dead(self) -> None:
@@ -194,19 +197,38 @@ class Shards(RuleBasedStateMachine):
         state = machine.refresh()
         for key in machine.run(lambda s: [dead.key for _, dead in s.dead.range()], state=state):
             self.location.blob.delete(key, timeout=5)
+        self.check()
 
     # --- reading
 
     @rule(who=who, back=st.integers(1, 30), splits=st.integers(1, 3))
-    def snapshot(self, who: int, back: int, splits: int) -> None:
+    def read(self, who: int, back: int, splits: int) -> None:
         as_of = self.upper - back
-        read = self.reads[who]
-        if as_of < 0:
-            return
-        if as_of < self.sinces[who]:
+        read, since = self.reads[who], self.sinces[who]
+        if as_of >= since:
+            self.check_snapshot(read, as_of, splits)
+        elif as_of >= 0:
             with pytest.raises(AsOfTooOld):
                 read.snapshot(as_of, splits)
-            return
+        if as_of >= since or since == 0:
+            self.check_listen(read, max(as_of, -1))
+        elif as_of >= 0:
+            with pytest.raises(AsOfTooOld):
+                read.listen(as_of)
+
+    @rule()
+    def read_all(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """At the bounds of what can be read, where mistakes show."""
+        for read, since in zip(self.reads, self.sinces, strict=True):
+            for as_of in {since, since + 1, (since + self.upper) // 2, self.upper - 1}:
+                if since <= as_of < self.upper:
+                    self.check_snapshot(read, as_of, 1 + as_of % 3)
+                    self.check_listen(read, as_of)
+
+    def check_snapshot(self, read: ReadHandle, as_of: int, splits: int) -> None:
         found: Counter[str] = Counter()
         last: bytes | None = None
         for split in read.snapshot(as_of, splits):
@@ -222,14 +244,7 @@ class Shards(RuleBasedStateMachine):
                 expected[name] += diff
         assert found == Counter({name: diff for name, diff in expected.items() if diff})
 
-    @rule(who=who, back=st.integers(1, 30))
-    def listen(self, who: int, back: int) -> None:
-        as_of = max(self.upper - back, -1)
-        read = self.reads[who]
-        if as_of < self.sinces[who] and self.sinces[who] > 0:
-            with pytest.raises(AsOfTooOld):
-                read.listen(as_of)
-            return
+    def check_listen(self, read: ReadHandle, as_of: int) -> None:
         found: Counter[tuple[str, int]] = Counter()
         progress = as_of + 1
         for event in read.listen(as_of, until=self.upper, timeout=5):
