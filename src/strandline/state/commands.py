@@ -23,11 +23,13 @@ from strandline.state.model import (
 )
 
 __all__ = [
+    "Acknowledge",
     "AdvanceUpper",
     "Append",
     "AppendResult",
     "Apply",
     "ApplyResult",
+    "Attach",
     "Claim",
     "Clear",
     "CloseHold",
@@ -48,9 +50,11 @@ __all__ = [
     "OpenHold",
     "Output",
     "Read",
+    "Release",
     "Retain",
     "RetireRollups",
     "Split",
+    "Swept",
     "TableChange",
     "TakeHold",
     "Tidy",
@@ -114,6 +118,10 @@ class Commit:
     """Keys of applied entries to retract along the way; those that are gone already are skipped."""
     at_least: int = 0
     reads: tuple[Read, ...] = ()
+    epochs: tuple[tuple[str, int], ...] = ()
+    """(table, epoch) of the tables that the author holds exclusively."""
+    positions: tuple[tuple[str, str], ...] = ()
+    """(table, position): up to where the writes go in the log that each holder reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,26 @@ class CommitGroup:
 
     commits: tuple[Commit, ...]
     tidies: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Makes the author the only one that may write to a table, at once.
+
+    The session of whoever held it before is ended, alive or dead. Result: the Holder. `worker` is
+    what the author calls itself. UnknownTable if there is no such table.
+    """
+
+    table: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Gives a table back: from now on anyone may write to it. Harmless if another has it."""
+
+    table: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +441,31 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Says that the owner of an ended session writes no objects any more.
+
+    With `count`, as `Expire`; without, because the owner says so, or an operator who knows.
+    Result: True; False if there is no such session, it is open, or it is acknowledged.
+    """
+
+    session: str
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Says that the objects of an ended session that nothing needs were deleted.
+
+    `at`: when, by the location's clock. `last`: the session is forgotten. Result: whether it was
+    there.
+    """
+
+    session: str
+    at: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Expire:
     """Ends the session of somebody who was silent: its leased holds end, and it is fenced.
 
@@ -424,7 +477,11 @@ class Expire:
 
 
 Command = (
-    AdvanceUpper
+    Acknowledge
+    | AdvanceUpper
+    | Attach
+    | Release
+    | Swept
     | Append
     | Apply
     | Claim

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from strandline.errors import (
     Fenced,
+    Held,
     StrandlineError,
     TransactionConflict,
     UnknownTable,
@@ -15,27 +16,31 @@ from strandline.errors import (
 from strandline.ids import session_of
 from strandline.state.author import Author, Changes, check_session, has_ended, is_open
 from strandline.state.commands import (
+    Attach,
     Commit,
     CommitGroup,
     CommitResult,
     ForgetTables,
     Read,
+    Release,
     TableChange,
     Tidy,
     Write,
 )
-from strandline.state.model import Diff, Entry, Key, Progress, TableVersion
+from strandline.state.model import Diff, Entry, Holder, Key, Progress, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State, replay
 from strandline.state.tokens import known_token, remember_token
 
 __all__ = [
     "Touches",
+    "attach",
     "by_bounds",
     "commit",
     "commit_group",
     "current_table",
     "forget_tables",
+    "release",
     "tidy",
 ]
 
@@ -71,7 +76,8 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     if meta.upper is None:
         raise UsageError("the database is finished: its upper is the empty frontier")
     check_session(state, author)
-    _check_sessions(state, command)
+    _check_sessions(state, command, author)
+    _check_holders(state, command)
     time = max(command.clock, meta.upper, command.at_least)
     diffs: list[Diff] = []
     changes = _one_per_table(command.changes)
@@ -87,6 +93,9 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     diffs += _tidied(state, command.tidies)[0]
     if command.token is not None:
         diffs.append(remember_token(state, command.token, time))
+    for table, position in command.positions:
+        holder = state.holders.get((table,)) or Holder(0, "", "")
+        diffs.append(Diff("holders", (table,), replace(holder, position=position)))
     diffs.append(Diff("meta", (), replace(meta, upper=time + 1)))
     return diffs, CommitResult(time)
 
@@ -115,16 +124,66 @@ def commit_group(
     return list(diffs.values()), outcomes
 
 
-def _check_sessions(state: State, command: Commit) -> None:
-    """Fenced if a session that wrote one of the parts has expired: they may be deleted any time."""
+def _check_sessions(state: State, command: Commit, author: Author) -> None:
+    """Fenced unless every session that wrote one of the parts is open ◆.
+
+    Those of an ended session may be deleted at any time, and of one that is not known here nobody
+    could tell: a sweep does not know of this commit.
+    """
     parts = (part for write in command.writes for part in write.batch.parts)
-    for name in {session_of(part.key) for part in parts}:
-        session = None if name is None else state.sessions.get((name,))
-        if session is not None and not is_open(session):
+    for name in {session_of(part.key) for part in parts} - {author.session, None}:
+        if not is_open(state.sessions.get((str(name),))):
             raise Fenced(
                 f"session {name}, which wrote objects of this commit, was ended while its owner "
-                "was silent; nothing was committed, write the data again"
+                "was silent, or never registered; nothing was committed, write the data again"
             )
+
+
+def _check_holders(state: State, command: Commit) -> None:
+    """Held if somebody else holds a table that the commit touches; Fenced if the author did."""
+    epochs = dict(command.epochs)
+    touched = {write.table for write in command.writes}
+    touched |= {change.after.table for change in command.changes}
+    touched |= {table for table, _ in command.positions}
+    for table in sorted(touched | epochs.keys()):
+        holder = state.holders.get((table,))
+        now = 0 if holder is None or not holder.session else holder.epoch
+        held = epochs.get(table, 0)
+        if held == now:
+            continue
+        version = current_table(state, table)
+        name = table if version is None else version.name
+        who = "nobody" if holder is None or not now else f"worker {holder.worker!r}"
+        if held:
+            raise Fenced(
+                f"table {name!r} is no longer held by this lease (epoch {held}): {who} has it; "
+                "attach again to take it back"
+            )
+        raise Held(
+            f"table {name!r} is held by {who}; write through that worker, or attach to take over"
+        )
+
+
+def attach(state: State, command: Attach, author: Author) -> Changes:
+    """The transition of `Attach`."""
+    if current_table(state, command.table) is None:
+        raise UnknownTable(f"the table {command.table} was dropped; nobody can hold it")
+    before = state.holders.get((command.table,)) or Holder(0, "", "")
+    holder = Holder(before.epoch + 1, author.session, command.worker, before.position)
+    diffs = [Diff("holders", (command.table,), holder)]
+    doomed = state.sessions.get((before.session,)) if before.session else None
+    if doomed is not None and doomed.expired is None and before.session != author.session:
+        ended = replace(doomed, expired=state.seqno + 1, worker=before.worker)
+        diffs.append(Diff("sessions", (before.session,), ended))
+    return diffs, holder
+
+
+def release(state: State, command: Release, _: Author) -> Changes:
+    """The transition of `Release`."""
+    holder = state.holders.get((command.table,))
+    if holder is None or holder.epoch != command.epoch or not holder.session:
+        return [], False
+    return [Diff("holders", (command.table,), replace(holder, session=""))], True
 
 
 def _check_write(state: State, write: Write, change: TableChange | None) -> None:

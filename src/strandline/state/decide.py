@@ -15,9 +15,11 @@ from typing import Any
 from strandline.state import collecting, committing, holding, placing
 from strandline.state.author import Author, Changes, check_session
 from strandline.state.commands import (
+    Acknowledge,
     AdvanceUpper,
     Append,
     Apply,
+    Attach,
     Claim,
     Clear,
     CloseHold,
@@ -35,9 +37,11 @@ from strandline.state.commands import (
     KeepReceipts,
     MoveHold,
     OpenHold,
+    Release,
     Retain,
     RetireRollups,
     Split,
+    Swept,
     TakeHold,
     Tidy,
 )
@@ -78,9 +82,11 @@ def _signed(state: State, command: Command, author: Author) -> list[Diff]:
 
 
 _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
+    Acknowledge: holding.acknowledge,
     AdvanceUpper: placing.advance_upper,
     Append: placing.append,
     Apply: placing.apply,
+    Attach: committing.attach,
     Claim: placing.claim,
     Clear: placing.clear,
     CloseHold: holding.close_hold,
@@ -97,9 +103,11 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
     KeepReceipts: collecting.keep_receipts,
     MoveHold: holding.move_hold,
     OpenHold: holding.open_hold,
+    Release: committing.release,
     Retain: holding.retain,
     RetireRollups: collecting.retire_rollups,
     Split: placing.split,
+    Swept: holding.swept,
     TakeHold: holding.take_hold,
     Tidy: committing.tidy,
 }

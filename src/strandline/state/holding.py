@@ -8,6 +8,7 @@ from dataclasses import replace
 from strandline.errors import AsOfTooOld, Fenced, UsageError
 from strandline.state.author import Author, Changes, is_open
 from strandline.state.commands import (
+    Acknowledge,
     CloseHold,
     CloseSession,
     Expire,
@@ -15,6 +16,7 @@ from strandline.state.commands import (
     MoveHold,
     OpenHold,
     Retain,
+    Swept,
     TakeHold,
 )
 from strandline.state.model import Diff, Hold, Meta
@@ -22,6 +24,7 @@ from strandline.state.replay import State
 
 __all__ = [
     "RETENTION",
+    "acknowledge",
     "close_hold",
     "close_session",
     "expire",
@@ -30,6 +33,7 @@ __all__ = [
     "open_hold",
     "retain",
     "since_of",
+    "swept",
     "take_hold",
 ]
 
@@ -170,6 +174,30 @@ def expire(state: State, command: Expire, author: Author) -> Changes:
         raise UsageError("a session cannot expire itself; close it")
     ended = replace(session, expired=state.seqno + 1)
     return [Diff("sessions", (command.session,), ended), *_ended(state, command.session)], True
+
+
+def acknowledge(state: State, command: Acknowledge, _: Author) -> Changes:
+    """The transition of `Acknowledge`."""
+    session = state.sessions.get((command.session,))
+    if session is None or session.expired is None or session.acknowledged is not None:
+        return [], False
+    if command.count is not None and session.count != command.count:
+        return [], False
+    after = replace(session, acknowledged=state.seqno + 1)
+    return [Diff("sessions", (command.session,), after)], True
+
+
+def swept(state: State, command: Swept, _: Author) -> Changes:
+    """The transition of `Swept`."""
+    session = state.sessions.get((command.session,))
+    if session is None:
+        return [], False
+    if session.acknowledged is None:
+        raise UsageError(
+            f"session {command.session} may still write objects: it has to be acknowledged first"
+        )
+    after = None if command.last else replace(session, swept=command.at)
+    return [Diff("sessions", (command.session,), after)], True
 
 
 def _ended(state: State, session: str) -> list[Diff]:

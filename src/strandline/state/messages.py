@@ -16,6 +16,7 @@ from strandline.state.model import (
     Dead,
     Entry,
     Hold,
+    Holder,
     Interval,
     Key,
     Leaf,
@@ -152,12 +153,33 @@ def _put_session(item: pb.Item, session: Session, _: Key) -> None:
     message.opened = session.opened
     if session.expired is not None:
         message.expired = session.expired
+    if session.acknowledged is not None:
+        message.acknowledged = session.acknowledged
+    if session.swept is not None:
+        message.swept = session.swept
+    message.worker = session.worker
 
 
 def _get_session(item: pb.Item, _: Key) -> Session:
     message = item.session
     expired = message.expired if message.HasField("expired") else None
-    return Session(message.count, message.opened, expired)
+    acknowledged = message.acknowledged if message.HasField("acknowledged") else None
+    swept = message.swept if message.HasField("swept") else None
+    return Session(message.count, message.opened, expired, acknowledged, swept, message.worker)
+
+
+def _put_holder(item: pb.Item, holder: Holder, _: Key) -> None:
+    message = item.holder
+    message.epoch = holder.epoch
+    message.session = holder.session
+    message.worker = holder.worker
+    message.position = holder.position
+    message.SetInParent()
+
+
+def _get_holder(item: pb.Item, _: Key) -> Holder:
+    message = item.holder
+    return Holder(message.epoch, message.session, message.worker, message.position)
 
 
 def _put_hold(item: pb.Item, hold: Hold, _: Key) -> None:
@@ -381,6 +403,7 @@ COLLECTIONS: dict[str, Stored] = {
     "meta": Stored(pb.META, (), "meta", _put_meta, _get_meta),
     "sessions": Stored(pb.SESSIONS, ("text",), "session", _put_session, _get_session),
     "holds": Stored(pb.HOLDS, ("text",), "hold", _put_hold, _get_hold),
+    "holders": Stored(pb.HOLDERS, ("text",), "holder", _put_holder, _get_holder),
     "leaves": Stored(pb.LEAVES, ("raw",), "leaf", _put_leaf, _get_leaf),
     "references": Stored(
         pb.REFERENCES, ("number", "raw", "second"), "reference", _put_reference, _get_reference

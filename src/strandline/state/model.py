@@ -23,6 +23,7 @@ __all__ = [
     "Diff",
     "Entry",
     "Hold",
+    "Holder",
     "Interval",
     "Key",
     "Leaf",
@@ -251,6 +252,26 @@ class Session:
     expired: int | None = None
     """The seqno that ended it while its owner was silent; None: it is open. A session that its
     owner closes is forgotten."""
+    acknowledged: int | None = None
+    """The seqno since which it is certain that the ended session's owner writes no objects any
+    more: it said so, an operator did, or it was silent for long enough. They may be swept."""
+    swept: int | None = None
+    """When its objects were swept first, by the location's clock; they are once more later."""
+    worker: str = ""
+    """Whose session it is, as the worker calls itself; empty for most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who alone may write to a table. Key: (table,)."""
+
+    epoch: int
+    """Raised by each attach, and never again what it was."""
+    session: str
+    """The session that attached; empty: the table was released, and anyone may write."""
+    worker: str
+    position: str = ""
+    """Up to where the committed writes go in a log upstream, as its reader writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +376,7 @@ Value = (
     Meta
     | Session
     | Hold
+    | Holder
     | Mark
     | Receipt
     | Leaf
@@ -372,6 +394,7 @@ COLLECTIONS: dict[str, type] = {
     "meta": Meta,
     "sessions": Session,
     "holds": Hold,
+    "holders": Holder,
     "leaves": Leaf,
     "references": Reference,
     "parts": PartUse,

@@ -13,6 +13,7 @@ from strandline.state.model import (
     Diff,
     Entry,
     Hold,
+    Holder,
     Key,
     Leaf,
     Mark,
@@ -56,6 +57,10 @@ class State:
     @property
     def holds(self) -> PagedMap[Hold]:
         return self.maps["holds"]
+
+    @property
+    def holders(self) -> PagedMap[Holder]:
+        return self.maps["holders"]
 
     @property
     def marks(self) -> PagedMap[Mark]:

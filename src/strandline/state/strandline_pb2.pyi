@@ -24,6 +24,7 @@ class Collection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HOLDS: _ClassVar[Collection]
     MARKS: _ClassVar[Collection]
     RECEIPTS: _ClassVar[Collection]
+    HOLDERS: _ClassVar[Collection]
 COLLECTION_UNSPECIFIED: Collection
 META: Collection
 SESSIONS: Collection
@@ -39,6 +40,7 @@ TOKENS: Collection
 HOLDS: Collection
 MARKS: Collection
 RECEIPTS: Collection
+HOLDERS: Collection
 
 class Key(_message.Message):
     __slots__ = ("text", "number", "second", "raw")
@@ -133,14 +135,32 @@ class Meta(_message.Message):
     def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ..., origin: _Optional[str] = ..., claim: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("count", "opened", "expired")
+    __slots__ = ("count", "opened", "expired", "acknowledged", "swept", "worker")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    SWEPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     count: int
     opened: int
     expired: int
-    def __init__(self, count: _Optional[int] = ..., opened: _Optional[int] = ..., expired: _Optional[int] = ...) -> None: ...
+    acknowledged: int
+    swept: int
+    worker: str
+    def __init__(self, count: _Optional[int] = ..., opened: _Optional[int] = ..., expired: _Optional[int] = ..., acknowledged: _Optional[int] = ..., swept: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("epoch", "session", "worker", "position")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    session: str
+    worker: str
+    position: str
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., worker: _Optional[str] = ..., position: _Optional[str] = ...) -> None: ...
 
 class Hold(_message.Message):
     __slots__ = ("since", "seqno", "epoch", "session", "kind", "note")
@@ -287,7 +307,7 @@ class TokenWindow(_message.Message):
     def __init__(self, highest: _Optional[int] = ..., numbers: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("collection", "key", "meta", "session", "leaf", "reference", "part_use", "dead", "rollup", "table_version", "entry", "progress", "token_window", "hold", "mark", "receipt")
+    __slots__ = ("collection", "key", "meta", "session", "leaf", "reference", "part_use", "dead", "rollup", "table_version", "entry", "progress", "token_window", "hold", "mark", "receipt", "holder")
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     META_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +324,7 @@ class Item(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     collection: Collection
     key: Key
     meta: Meta
@@ -320,7 +341,8 @@ class Item(_message.Message):
     hold: Hold
     mark: Mark
     receipt: Receipt
-    def __init__(self, collection: _Optional[_Union[Collection, str]] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., meta: _Optional[_Union[Meta, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., leaf: _Optional[_Union[Leaf, _Mapping]] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., part_use: _Optional[_Union[PartUse, _Mapping]] = ..., dead: _Optional[_Union[Dead, _Mapping]] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., table_version: _Optional[_Union[TableVersion, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., token_window: _Optional[_Union[TokenWindow, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    holder: Holder
+    def __init__(self, collection: _Optional[_Union[Collection, str]] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., meta: _Optional[_Union[Meta, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., leaf: _Optional[_Union[Leaf, _Mapping]] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., part_use: _Optional[_Union[PartUse, _Mapping]] = ..., dead: _Optional[_Union[Dead, _Mapping]] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., table_version: _Optional[_Union[TableVersion, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., token_window: _Optional[_Union[TokenWindow, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("shard", "seqno", "session", "count", "predecessor", "command", "note", "rollup", "diffs")
