@@ -5,7 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("appends", "reads", "import_local", "import_spark", "stream_memory", "history")
+NAMES = (
+    "appends",
+    "reads",
+    "import_local",
+    "import_spark",
+    "stream_memory",
+    "history",
+    "many_parts",
+    "growth",
+)
 
 
 def main() -> int:

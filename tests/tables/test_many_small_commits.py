@@ -10,6 +10,8 @@ import pytest
 import strandline as sl
 from strandline.handle import Handle
 from strandline.state.plan import level_zero
+from strandline.txn.apply import Applied
+from strandline.txn.background import Background
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.string())])
 COMMITS = 3_000
@@ -89,3 +91,34 @@ def test_a_lookup_opens_only_the_small_parts_that_have_its_key(
         assert table.get(1_007).num_rows == 0
         assert table.scan(where="key >= 1007 and key <= 1007").count() == 0
         assert table.get_many(range(1_000, 1_040)).num_rows == 39
+
+
+def test_what_is_to_be_applied_goes_before_the_next_bite_of_merging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    with sl.connect("memory://", settings=sl.Settings(background=False)) as db:
+        table = db.create_table("t", SCHEMA, row_keys="key")
+        upkeep = handle_of(table).store.background
+        assert isinstance(upkeep, Background)
+
+        def apply(_: object, name: str, **__: float) -> Applied:
+            done.append(f"apply {name}")
+            return Applied(1, frozenset({None, b"m"}))
+
+        def bite(_: object, name: str, lower: bytes | None, **__: float) -> frozenset[bytes | None]:
+            done.append(f"merge {name} {lower!r}")
+            if len(done) == 2:
+                upkeep._due["second"] = None  # a commit comes meanwhile
+            return frozenset({lower} if len(done) < 4 else ())
+
+        monkeypatch.setattr("strandline.txn.background.apply_table", apply)
+        monkeypatch.setattr("strandline.txn.background.shorten", bite)
+        upkeep._due["first"] = None
+        upkeep._run()
+    assert done[0] == "apply first"
+    assert done[1].startswith("merge first")
+    assert done[2] == "apply second"
+    assert sorted(done[3:]) == sorted(
+        [f"merge {name} {lower!r}" for name in ("first", "second") for lower in (None, b"m")]
+    )
