@@ -26,6 +26,9 @@ from strandline.txn.store import Store
 
 __all__ = ["CompactionReport", "JobRunner", "compact_table", "shorten", "workshop"]
 
+_ROUNDS = 3
+"""How often is planned anew when merges of others, of small parts for instance, came first."""
+
 JobRunner = Callable[[Sequence[CompactionJob]], Iterable[tuple[CompactionJob, tuple[Output, ...]]]]
 """Runs jobs, wherever it likes, and yields each with its outputs as it is done."""
 
@@ -77,21 +80,26 @@ def compact_table(
     state = machine.refresh(timeout=deadline.remaining())
     _retain(store, version, state, deadline)
     claimed_by = None
-    jobs = _planned(store, version, strategy, deadline)
+    made: list[CompactionJob] = []
     discarded = 0
-    if jobs:
+    if _planned(store, version, strategy, deadline):
+        run = runner or _in_process(store, version, deadline)
         with _claimed(store, version, deadline) as claimed_by:
-            # Again: whoever had the claim before may have done some of it.
-            leave = claimed_by is not None and not force
-            jobs = [] if leave else _planned(store, version, strategy, deadline)
-            run = runner or _in_process(store, version, deadline)
-            for done, (job, outputs) in enumerate(run(jobs) if jobs else (), 1):
-                discarded += not _replaced(store, version, job, outputs, deadline)
-                if progress is not None:
-                    progress(done, len(jobs))
+            for _ in range(_ROUNDS if claimed_by is None or force else 0):
+                # Planned here: whoever had the claim before may have done some of it.
+                jobs = _planned(store, version, strategy, deadline)
+                lost = 0
+                for done, (job, outputs) in enumerate(run(jobs) if jobs else (), 1):
+                    lost += not _replaced(store, version, job, outputs, deadline)
+                    if progress is not None:
+                        progress(done, len(jobs))
+                made += jobs
+                discarded += lost
+                if not lost:
+                    break
     after = machine.run(lambda s: s.parts.count(), state=machine.state)
-    rows = sum(job.rows for job in jobs)
-    return CompactionReport(version.name, before, after, len(jobs), discarded, rows, claimed_by)
+    rows = sum(job.rows for job in made)
+    return CompactionReport(version.name, before, after, len(made), discarded, rows, claimed_by)
 
 
 def _planned(
