@@ -17,17 +17,18 @@ import pyarrow as pa
 
 from strandline.conditions import Condition
 from strandline.env import Deadline
-from strandline.errors import UnknownTable
+from strandline.errors import AsOfTooOld, UnknownTable
 from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.merge import Source
+from strandline.parts.plain import bools, int64s, numbers_of
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.updates import OLD, OP, first_of_each, happened, netted, updates_in
 from strandline.reading import Reading, Want, cuts, intervals_of, typed
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
 from strandline.state.replay import State
-from strandline.txn.changes import Asked, Span, Spans
+from strandline.txn.changes import Asked, Span, Spans, too_old
 from strandline.txn.view import View, view_at
 
 __all__ = ["Difference", "Wanted", "runs_of", "with_keys_of"]
@@ -92,7 +93,7 @@ class Wanted:
 
 
 def _array(column: Any) -> Any:
-    return pa.array(column) if isinstance(column, np.ndarray) else column
+    return int64s(column) if isinstance(column, np.ndarray) else column
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +245,10 @@ class Difference:
         matters = first_of_each(updates, keys)
         if not self._wanted.with_old and self._wanted.condition is None:
             # Only of a key that is deleted: if it was not there, nothing happened.
-            matters &= updates.column(DIFF).to_numpy() < 0
+            matters &= numbers_of(updates.column(DIFF).combine_chunks()) < 0
         if not matters.any():
             return None
-        looked_up = updates.filter(pa.array(matters)).select(keys)
+        looked_up = updates.filter(bools(matters)).select(keys)
         view = self._view_before()
         if view is None:
             return None
@@ -269,7 +270,11 @@ class Difference:
             version = store.txns.table_by_id(self._state, table, self._after)
         except UnknownTable:
             return None
-        return view_at(store, self._state, version, self._after, self._deadline())
+        try:
+            return view_at(store, self._state, version, self._after, self._deadline())
+        except AsOfTooOld:
+            since = store.data(table).state.meta.since
+            raise too_old(version.name, self._after, since or 0) from None
 
 
 def with_keys_of(table: pa.Table, keys: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -296,7 +301,7 @@ def _ends_of_runs(count: int) -> tuple[pa.Array, pa.Array]:
     """The first and the last rows of at most `_LOOKUPS_MAX` runs."""
     step = max(1, -(-count // _LOOKUPS_MAX))
     firsts = np.arange(0, count, step)
-    return pa.array(firsts), pa.array(np.minimum(firsts + step - 1, count - 1))
+    return int64s(firsts), int64s(np.minimum(firsts + step - 1, count - 1))
 
 
 def _tuples(keys: pa.Table) -> Iterator[tuple[Any, ...]]:

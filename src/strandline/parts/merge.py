@@ -18,6 +18,7 @@ from pyarrow import types
 from strandline.errors import Corruption
 from strandline.parts.adjacent import equal_to_next
 from strandline.parts.duck import Passage, run
+from strandline.parts.plain import int64s
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import sort_table
 
@@ -201,7 +202,7 @@ def _with_both(table: pa.Table, time: int) -> pa.Table:
 
 def constant(value: int, rows: int) -> pa.Array:
     """A column of 64-bit integers that are all the same."""
-    return pa.array(np.full(rows, value, dtype=np.int64))
+    return int64s(np.full(rows, value, dtype=np.int64))
 
 
 def _newest(tables: Sequence[pa.Table], names: list[str], schema: TableSchema) -> pa.Table:

@@ -11,16 +11,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["TRUE", "int64", "int64s", "numbers_of"]
+__all__ = ["TRUE", "bools", "int64", "int64s", "numbers_of"]
 
 TRUE: pa.Scalar = pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\1")])[0]
 
 
-def int64s(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
-    """The numbers as an Arrow array, which shares their memory."""
+def int64s(values: np.ndarray[tuple[int], np.dtype[np.int64]], valid: Any = None) -> pa.Array:
+    """The numbers as an Arrow array, which shares their memory; null where not `valid`."""
+    nulls = None if valid is None else _bits(valid)
     return pa.Array.from_buffers(
-        pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+        pa.int64(), len(values), [nulls, pa.py_buffer(np.ascontiguousarray(values))]
     )
+
+
+def bools(values: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
+    """The truths as an Arrow array."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
+
+
+def _bits(values: Any) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
 def numbers_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[Any]]:

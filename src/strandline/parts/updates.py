@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.parts.adjacent import equal_to_next
-from strandline.parts.merge import Source, merge_read, sums
+from strandline.parts.merge import Source, constant, merge_read, sums
+from strandline.parts.plain import bools, int64, int64s, numbers_of
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import sort_table
 
@@ -21,6 +22,12 @@ OP = "__op"
 
 OLD = "__old"
 """Of a change in a keyed table: the row before it, null if there was none."""
+
+_OPS = pa.Array.from_buffers(
+    pa.string(),
+    2,
+    [None, pa.py_buffer(np.array([0, 6, 12], dtype=np.int32)), pa.py_buffer(b"upsertdelete")],
+)
 
 Select = Callable[[pa.Table], pa.Table]
 
@@ -41,7 +48,7 @@ def updates_in(
     if not narrowed:
         return schema.stored(time=True, diff=True).empty_table()
     found = merge_read(narrowed, schema, as_of=through, raw=True)
-    return found.filter(pc.greater(found.column(TIME), after))
+    return found.filter(pc.greater(found.column(TIME), int64(after)))
 
 
 def _columns(source: Source) -> list[str]:
@@ -55,7 +62,7 @@ def _since(source: Source, after: int) -> pa.Table:
     if TIME not in table.column_names:
         return table
     last = table.column(END if END in table.column_names else TIME)
-    return table.filter(pc.greater(last, after))
+    return table.filter(pc.greater(last, int64(after)))
 
 
 # --- tables of rows
@@ -71,8 +78,8 @@ def netted(updates: pa.Table, keys: Sequence[str]) -> pa.Table:
         return updates
     touched = same.copy()  # has a neighbour of its key and time
     touched[1:] |= same[:-1]
-    alone = updates.filter(pa.array(~touched))
-    summed = sums(updates.filter(pa.array(touched))).select(updates.column_names)
+    alone = updates.filter(bools(~touched))
+    summed = sums(updates.filter(bools(touched))).select(updates.column_names)
     return sort_table(pa.concat_tables([alone, summed]), keys, then=[TIME, DIFF])
 
 
@@ -80,8 +87,15 @@ def _like_next(table: pa.Table, names: Sequence[str]) -> Any:
     """For each row, whether the next has the same values."""
     same = np.zeros(table.num_rows, dtype=bool)
     if table.num_rows > 1:
-        same[:-1] = np.asarray(equal_to_next(table, names))
+        equal = equal_to_next(table, names)
+        if pc.any(equal).as_py():
+            same[:-1] = np.asarray(equal)
     return same
+
+
+def _numbers(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    return numbers_of(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
 
 
 # --- keyed tables
@@ -116,33 +130,32 @@ def happened(
     if before is not None and before.num_rows:
         old = _as_updates(before.select(names), after).select(line.column_names).cast(line.schema)
         line = sort_table(pa.concat_tables([old, line]), schema.keys, then=[TIME])
-    there = line.column(DIFF).to_numpy() > 0
+    there = _numbers(line, DIFF) > 0
     if select is not None:
         there &= _matching(line, select)
     was_there = np.zeros(line.num_rows, dtype=bool)
     was_there[1:] = _like_next(line, schema.keys)[:-1] & there[:-1]
-    told = (line.column(TIME).to_numpy() > after) & (there | was_there)
+    told = (_numbers(line, TIME) > after) & (there | was_there)
     places = np.flatnonzero(told)
-    rows = line.take(pa.array(places))
-    gone = pa.array(~there[places])
+    rows = line if len(places) == line.num_rows else line.take(int64s(places))
+    gone = ~there[places]
     columns = {name: _unless(gone, rows, name, schema) for name in names}
     columns[TIME] = rows.column(TIME)
     if with_old:
         columns[OLD] = _old(line.select(names), places, was_there[places])
-    columns[OP] = pc.if_else(gone, "delete", "upsert")
-    return pa.table(columns)
+    columns[OP] = _OPS.take(int64s(gone.astype(np.int64)))
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _last_at_each_time(updates: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Of the updates of one key at one time the one that counts, which is the last."""
     superseded = _like_next(updates, [*keys, TIME])
-    return updates.filter(pa.array(~superseded)) if superseded.any() else updates
+    return updates.filter(bools(~superseded)) if superseded.any() else updates
 
 
 def _as_updates(rows: pa.Table, time: int) -> pa.Table:
-    times = pa.array(np.full(rows.num_rows, time, dtype=np.int64))
-    ones = pa.array(np.ones(rows.num_rows, dtype=np.int64))
-    return rows.append_column(TIME, times).append_column(DIFF, ones)
+    count = rows.num_rows
+    return rows.append_column(TIME, constant(time, count)).append_column(DIFF, constant(1, count))
 
 
 _ROW = "__row"
@@ -150,9 +163,9 @@ _ROW = "__row"
 
 def _matching(table: pa.Table, select: Select) -> Any:
     """For each row whether `select` gives it."""
-    numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+    numbered = table.append_column(_ROW, int64s(np.arange(table.num_rows, dtype=np.int64)))
     mask = np.zeros(table.num_rows, dtype=bool)
-    mask[select(numbered).column(_ROW).to_numpy()] = True
+    mask[_numbers(select(numbered), _ROW)] = True
     return mask
 
 
@@ -161,20 +174,17 @@ def _unless(gone: Any, rows: pa.Table, name: str, schema: TableSchema) -> Any:
     column = rows.column(name)
     if name in schema.keys:
         return column
-    kept = np.flatnonzero(~gone.to_numpy(zero_copy_only=False))
-    if len(kept) == rows.num_rows:
+    if not gone.any():
         return column
     # By indices, because conditional functions of Arrow do not take every nested type.
-    indices = np.full(rows.num_rows, -1, dtype=np.int64)
-    indices[kept] = kept
-    return column.take(pa.array(indices, mask=indices < 0))
+    return column.take(int64s(np.arange(rows.num_rows, dtype=np.int64), valid=~gone))
 
 
 def _old(line: pa.Table, places: Any, was_there: Any) -> Any:
     """The rows before those at `places`, as structs."""
-    indices = pa.array(places - 1, mask=~was_there)
+    indices = int64s(np.maximum(places - 1, 0), valid=was_there)
     columns = [line.column(name).combine_chunks().take(indices) for name in line.column_names]
     fields = [
         pa.field(name, column.type) for name, column in zip(line.column_names, columns, strict=True)
     ]
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~was_there))
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=bools(~was_there))
