@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from strandline.shard.read import ReadHandle, ShardHold
     from strandline.shard.shards import new_shard_id
     from strandline.shard.snapshots import SnapshotSplit, read_split
+    from strandline.shard.vacuum import ShardVacuum
+    from strandline.shard.vacuuming import vacuum_shard
     from strandline.shard.write import WriteHandle
 
 __all__ = [
@@ -25,12 +27,14 @@ __all__ = [
     "ReadHandle",
     "ShardCompaction",
     "ShardHold",
+    "ShardVacuum",
     "SnapshotSplit",
     "WriteHandle",
     "compact",
     "new_shard_id",
     "open_shard",
     "read_split",
+    "vacuum_shard",
 ]
 
 _MODULES = {
@@ -41,12 +45,14 @@ _MODULES = {
     "ReadHandle": "read",
     "ShardCompaction": "compacting",
     "ShardHold": "read",
+    "ShardVacuum": "vacuum",
     "SnapshotSplit": "snapshots",
     "WriteHandle": "write",
     "compact": "compacting",
     "new_shard_id": "shards",
     "open_shard": "handles",
     "read_split": "snapshots",
+    "vacuum_shard": "vacuuming",
 }
 
 

@@ -1,0 +1,81 @@
+"""Compaction and vacuum of shards: what stays, what goes, and when."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+import strandline as sl
+import strandline.shard
+from strandline.errors import UsageError
+from strandline.location import Location
+from strandline.shard import compact, vacuum_shard
+from tests.shard.helpers import QUIET, SHARD, Pair, opened, rows, updates
+
+
+def part_keys(location: Location) -> list[str]:
+    return [i.key for i in location.blob.list("", timeout=5) if "/part/" in i.key]
+
+
+def test_what_was_replaced_goes_once_no_reader_is_behind(location: Location, pair: Pair) -> None:
+    write, read = pair
+    for time in range(3):
+        write.compare_and_append(updates((f"w{time}", time, 1)), time, time + 1)
+    before = part_keys(location)
+    assert compact(location, SHARD, strategy="full", settings=QUIET).parts_after == 1
+    held = vacuum_shard(location, SHARD, delay_seconds=0, settings=QUIET)
+    assert held.objects == 0
+    assert held.waiting["hold"] == 3
+    assert set(before) < set(part_keys(location))
+    read.fetch_upper()
+    read.downgrade_since(0)
+    assert vacuum_shard(location, SHARD, delay_seconds=0, settings=QUIET).objects >= 3
+    assert len(part_keys(location)) == 1
+    assert rows(location, read, 2) == {"w0": 1, "w1": 1, "w2": 1}
+    again = vacuum_shard(location, SHARD, delay_seconds=0, settings=QUIET, dry_run=True)
+    assert not [key for key in part_keys(location) if key in before]
+    assert again.objects == 0
+
+
+def test_of_a_shard_that_is_over_all_parts_go(location: Location, pair: Pair) -> None:
+    write, read = pair
+    write.compare_and_append(updates(("a", 0, 1)), 0, 1)
+    write.finish()
+    read.downgrade_since(None)
+    vacuum_shard(location, SHARD, delay_seconds=0, settings=QUIET)
+    assert len(part_keys(location)) == 1  # the reader is there still
+    read.close()
+    write.close()
+    vacuum_shard(location, SHARD, delay_seconds=0, settings=QUIET)
+    assert part_keys(location) == []
+    with pytest.raises(UsageError, match="finished and deleted"):
+        opened(location)
+
+
+def test_a_job_whose_inputs_were_replaced_is_discarded(location: Location, pair: Pair) -> None:
+    """S11, for shards."""
+    write, read = pair
+    for time in range(3):
+        write.compare_and_append(updates((f"w{time}", time, 1)), time, time + 1)
+    compacting = importlib.import_module("strandline.shard.compacting")
+    shard = write._shard
+    (job,) = compacting.plan_jobs(shard.machine.refresh(), "full")
+    compact(location, SHARD, strategy="full", settings=QUIET)
+    assert compacting._run(shard, job, shard.deadline(None)) is False
+    assert rows(location, read, 2) == {"w0": 1, "w1": 1, "w2": 1}
+
+
+def test_strategies_and_delays_are_checked(location: Location, pair: Pair) -> None:
+    write, _ = pair
+    with pytest.raises(UsageError, match="choose of basic, full, size-ratio"):
+        write.compact("some")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="delay_seconds"):
+        vacuum_shard(location, SHARD, delay_seconds=-1)
+
+
+def test_every_public_name_of_the_shard_level_is_there(tmp_path: Path) -> None:
+    names = strandline.shard.__all__
+    assert names == sorted(names)
+    for name in names:
+        assert callable(getattr(strandline.shard, name))
+    assert sl.open_location(f"memory://{tmp_path}").read_only is False
