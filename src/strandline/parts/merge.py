@@ -130,10 +130,10 @@ def _raw(sources: Sequence[Source], schema: TableSchema, as_of: int) -> pa.Table
     updates = [_with_both(t, s.time) for s, t in zip(sources, tables, strict=True)]
     united = _united(updates, names, stored)
     ends = [_ends(table, schema, as_of) for table in tables if END in table.column_names]
+    if not any(end.num_rows for end in ends):
+        return sort_table(united, schema.keys, then=[TIME])
     if schema.kind == "rows":
         united = pa.concat_tables([united, _united(ends, names, stored)])
-        return sort_table(united, schema.keys, then=[TIME])
-    if not any(end.num_rows for end in ends):
         return sort_table(united, schema.keys, then=[TIME])
     # Sorting is stable: what is no end comes after it, and makes it needless.
     flags = [_flagged(_united(ends, names, stored), 1), _flagged(united, 0)]
