@@ -215,19 +215,20 @@ def test_a_merge_whose_session_expired_is_discarded_and_made_later(
 ) -> None:
     store, version = db._handle.store, table._version
 
+    slow = [True]
+
     def slowly(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, Any]]:
         for job in jobs:
             shop = workshop(store, version, threads=1, timeout=60)
             outputs = run_job(shop, job, timeout=60)
-            expire(data(db, table), data(other, table))
+            if slow:
+                slow.pop()
+                expire(data(db, table), data(other, table))
             yield job, outputs
 
     report = compact_table(store, version, strategy="full", timeout=60, runner=slowly)
-    assert (report.jobs, report.discarded, report.parts_after) == (1, 1, 3)
-    assert keys(table) == [1, 2, 3]
+    assert (report.jobs, report.discarded, report.parts_after) == (2, 1, 1)
     assert data(other, table).refresh().meta.claim == ""
-    report = compact(db, table)
-    assert (report.jobs, report.discarded, report.parts_after) == (1, 0, 1)
     assert keys(table) == keys(other.table("t")) == [1, 2, 3]
 
 

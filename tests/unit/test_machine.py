@@ -17,6 +17,7 @@ from strandline.errors import (
     UnknownTable,
     UsageError,
 )
+from strandline.ids import SessionId
 from strandline.location import Location, Record
 from strandline.location.failures import Refused
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
@@ -456,3 +457,20 @@ def test_the_state_is_known_without_asking(place: Place) -> None:
     assert machine.state.seqno == 1
     assert isinstance(place.env, StillEnv)
     assert place.env.slept == []
+
+
+def test_a_session_that_is_handed_over_goes_on_in_another_process(place: Place) -> None:
+    planner, committer = place.machine(), place.machine()
+    create(planner)
+    handed = planner.hand_over()
+    assert planner.session != handed
+    planner.close()
+    state = committer.refresh()
+    session = state.sessions.get((handed,))
+    assert session is not None, "its old owner does not end it"
+    committer.adopt(handed)
+    write(committer, b"after")
+    after = committer.state.sessions.get((handed,))
+    assert after == replace(session, count=session.count + 1)
+    with pytest.raises(UsageError, match="at work"):
+        committer.adopt(SessionId("w00000000000000aa"))

@@ -27,7 +27,7 @@ from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.handle import Handle
-from strandline.ids import MARKER_KEY
+from strandline.ids import MARKER_KEY, SessionId
 from strandline.location import BlobMissing
 from strandline.parts.conform import conform
 from strandline.parts.keys import KeyCodec, KeyRange
@@ -91,7 +91,10 @@ class StrandlineSource(DataSource):
             version = _version(handle, self._table, None)
             columns = typed(version)[0]
             conform(unsigned(arrow_for_spark(schema).empty_table(), columns), columns)
-            return _Writer(Site.of(handle, version), overwrite=overwrite)
+            # Spark plans a write in one process and commits it in another.
+            session = handle.store.txns.machine.hand_over()
+            site = Site.of_store(handle.store, version, session)
+            return _Writer(site, overwrite=overwrite)
 
 
 def _option(given: Mapping[str, str], name: str) -> str:
@@ -320,6 +323,7 @@ class _Writer(DataSourceArrowWriter):
         version = self._site.version
         with connect(self._site.url, create=False) as db:
             handle = handle_of(db)
+            handle.store.txns.machine.adopt(SessionId(self._site.identity.session))
             options = WriteOptions.of(handle, operation, None, None, PATIENCE_SECONDS)
             batch = batch_of(handle, version, results, options)
             if self._overwrite:

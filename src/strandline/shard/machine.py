@@ -203,6 +203,34 @@ class Machine:
             self.submit(Heartbeat(), timeout=deadline.remaining())
         return self.session
 
+    def hand_over(self, *, timeout: float | None = None) -> SessionId:
+        """The session for another process to go on with (`adopt`); here another one follows.
+
+        It is registered, so that objects which are written under it until then are known to be
+        somebody's; but nobody keeps it alive for longer than its lease.
+        """
+        deadline = self._deadline(timeout)
+        while True:
+            self.submit(Heartbeat(), timeout=deadline.remaining())
+            with self._in_turn(deadline):
+                if self._registered and self._unsettled is None:
+                    session = self.session
+                    self._go_on_as(new_session_id(self._env))
+                    return session
+
+    def adopt(self, session: SessionId, *, timeout: float | None = None) -> None:
+        """Goes on under a session that another process handed over, and that nobody else has."""
+        with self._in_turn(self._deadline(timeout)):
+            if self._registered or self._unsettled is not None:
+                raise UsageError(f"session {self.session} is at work and cannot become {session}")
+            self._go_on_as(session)
+
+    def _go_on_as(self, session: SessionId) -> None:
+        with self._follower.moving:
+            self._upkeep.renewed(session)
+            self.session = session
+            self._registered = False
+
     @property
     def quiet_seconds(self) -> float:
         """How long ago this machine wrote its last record, or was made."""
