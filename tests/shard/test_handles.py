@@ -226,6 +226,24 @@ def test_replicated_writers_may_not_leave_a_gap(pair: Pair) -> None:
     assert refused.value.upper == 0
 
 
+def test_a_replica_writes_only_what_is_not_there(location: Location, pair: Pair) -> None:
+    write, read = pair
+    other_write, other = opened(location)
+    data = updates(*(("a", time, 1) for time in range(6)))
+    write.append(data, 6)
+    assert other_write.append(data, 6).upper == 6
+    assert len(objects(location)) == 1
+    more = updates(*(("a", time, 1) for time in range(8)))
+    assert other_write.append(more, 8, lower=0).upper == 8
+    parts = [r.part for _, r in read._shard.machine.refresh().references.range()]
+    assert [(part.rows, part.time_min) for part in parts] == [(6, 0), (2, 6)]
+    assert rows(location, read, 7) == {"a": 8}
+    with pytest.raises(UsageError, match="an update at 9"):
+        other_write.append(updates(("a", 9, 1)), 9)
+    other.close()
+    other_write.close()
+
+
 def test_a_finished_shard_takes_no_more_and_is_read_on(location: Location, pair: Pair) -> None:
     write, read = pair
     write.compare_and_append({"word": ["a"]}, 0, None, time=5, token=("job", 0))

@@ -30,6 +30,17 @@ class Updates:
     table: pa.Table | None
     """All of them, where they are in memory anyway."""
 
+    def at_or_after(self, time: int) -> Updates:
+        """Without those at earlier times."""
+
+        def later() -> Iterator[pa.RecordBatch]:
+            for batch in self.batches:
+                kept = batch.filter(pc.greater_equal(batch.column(TIME), time))
+                if kept.num_rows:
+                    yield kept
+
+        return Updates(self.arrow, later(), None)
+
 
 def updates_from(data: Any, schema: TableSchema, time: int | None) -> Updates:
     """Data in any form that `to_arrow` takes. `time`: that of all rows, which then have none.

@@ -247,9 +247,10 @@ class WriteHandle:
             self._mine = max(self._mine, new_upper)
 
     def _refused(self, bare: Append, deadline: Deadline) -> AppendResult | None:
-        """The result of a token that was committed; raises what the append would be refused with.
+        """The result of an append that is done already; raises what one would be refused with.
 
-        Asked before anything is written, so that an append that comes too late leaves nothing.
+        Done by its token, or by a replica. Asked before anything is written, so that an append that
+        comes too late leaves nothing.
         """
         machine = self._shard.machine
         if self._shard.location.read_only:
@@ -260,7 +261,7 @@ class WriteHandle:
             lambda s: decide(s, bare, nobody), state=state, timeout=deadline.remaining()
         )
         result: AppendResult = decision.result
-        if not result.repeated:
+        if not result.repeated and not _is_there(bare, state.meta.upper):
             return None
         self._appended(bare.new_upper)
         return result
@@ -274,8 +275,20 @@ class WriteHandle:
             check_within(times["min"].as_py(), times["max"].as_py(), bare.lower, bare.new_upper)
         if self._shard.location.read_only:
             return ()
+        upper = self._shard.machine.state.meta.upper
+        if bare.replicated and upper is not None and upper > bare.lower:
+            # It is there already, and upper never goes back. What comes there until the append is
+            # cut off by its reference.
+            updates = updates.at_or_after(upper)
         token = "" if bare.token is None else f"{bare.token[0]}:{bare.token[1]}"
         return write_updates(self._shard, updates, deadline, token=token)
+
+
+def _is_there(append: Append, upper: int | None) -> bool:
+    """Whether replicas have appended all of it, as far as the upper."""
+    if not append.replicated or upper is None or append.new_upper is None:
+        return False
+    return append.new_upper <= upper
 
 
 def _upper(value: int | None) -> int | None:
