@@ -11,6 +11,7 @@ NAMES = (
     "import_local",
     "import_spark",
     "stream_memory",
+    "subscribe",
     "history",
     "many_parts",
     "growth",
