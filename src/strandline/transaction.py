@@ -29,12 +29,13 @@ from strandline.sql import run_sql
 from strandline.state.commands import Read, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
+from strandline.state.tokens import token_of
 from strandline.table import Table
 from strandline.times import Commit
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.txn.view import View, view_at
-from strandline.writing import WriteOptions, commit_writes, token_of
+from strandline.writing import WriteOptions, commit_writes
 
 __all__ = ["Isolation", "Transaction", "TransactionTable", "transact"]
 

@@ -20,6 +20,7 @@ from strandline.reading import typed
 from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
 from strandline.state.plan import leaf_bounds, united
+from strandline.state.tokens import token_of
 from strandline.times import Commit
 from strandline.txn.staging import Staging
 from strandline.txn.store import Store
@@ -32,7 +33,6 @@ __all__ = [
     "commit_computed",
     "commit_writes",
     "first_commit",
-    "token_of",
     "unchanged",
 ]
 
@@ -86,26 +86,6 @@ class WriteOptions:
     def token_text(self) -> str:
         """The token as the footers of parts have it."""
         return "" if self.token is None else f"{self.token[0]}:{self.token[1]}"
-
-
-def token_of(token: Any) -> Token | None:
-    """A user's token, checked; UsageError says what one is."""
-    if token is None:
-        return None
-    good = (
-        isinstance(token, tuple | list)
-        and len(token) == 2
-        and isinstance(token[0], str)
-        and token[0]
-        and isinstance(token[1], int)
-        and not isinstance(token[1], bool)
-        and 0 <= token[1] < 1 << 63
-    )
-    if not good:
-        raise UsageError(
-            f"token={token!r}: pass (scope, number), a string and a growing whole number"
-        )
-    return token[0], token[1]
 
 
 def _metadata(metadata: Any) -> Mapping[str, str]:

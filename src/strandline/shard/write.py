@@ -20,6 +20,7 @@ from strandline.state.author import Author
 from strandline.state.commands import AdvanceUpper, Append, AppendResult
 from strandline.state.decide import decide
 from strandline.state.model import Part
+from strandline.state.tokens import token_of
 
 __all__ = ["WriteHandle"]
 
@@ -97,7 +98,7 @@ class WriteHandle:
         return self._append(
             updates,
             lambda parts: Append(
-                expected_upper, _upper(new_upper), parts, expected_upper, token=_token(token)
+                expected_upper, _upper(new_upper), parts, expected_upper, token=token_of(token)
             ),
             time,
             self._shard.deadline(timeout),
@@ -131,7 +132,7 @@ class WriteHandle:
         return self._append(
             updates,
             lambda parts: Append(
-                begin, _upper(new_upper), parts, replicated=True, token=_token(token)
+                begin, _upper(new_upper), parts, replicated=True, token=token_of(token)
             ),
             time,
             self._shard.deadline(timeout),
@@ -295,22 +296,3 @@ def _upper(value: int | None) -> int | None:
     if value is not None:
         check_time(value, "new_upper")
     return value
-
-
-def _token(token: Any) -> tuple[str, int] | None:
-    if token is None:
-        return None
-    good = (
-        isinstance(token, tuple | list)
-        and len(token) == 2
-        and isinstance(token[0], str)
-        and token[0]
-        and isinstance(token[1], int)
-        and not isinstance(token[1], bool)
-        and 0 <= token[1] < 1 << 63
-    )
-    if not good:
-        raise UsageError(
-            f"token={token!r}: pass (scope, number), a string and a growing whole number"
-        )
-    return token[0], token[1]

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from strandline.errors import UsageError
 from strandline.state.model import Diff, TokenWindow
 from strandline.state.replay import State
 
-__all__ = ["TOKEN_WINDOW", "known_token", "remember_token"]
+__all__ = ["TOKEN_WINDOW", "known_token", "remember_token", "token_of"]
 
 TOKEN_WINDOW = 64
 """Results kept per token scope."""
+
+
+def token_of(token: Any) -> tuple[str, int] | None:
+    """A user's token, checked; UsageError says what one is."""
+    if token is None:
+        return None
+    good = (
+        isinstance(token, tuple | list)
+        and len(token) == 2
+        and isinstance(token[0], str)
+        and token[0]
+        and isinstance(token[1], int)
+        and not isinstance(token[1], bool)
+        and 0 <= token[1] < 1 << 63
+    )
+    if not good:
+        raise UsageError(
+            f"token={token!r}: pass (scope, number), a string and a growing whole number"
+        )
+    return token[0], token[1]
 
 
 def known_token(state: State, token: tuple[str, int]) -> int | None:
