@@ -39,7 +39,7 @@ from strandline.state.commands import (
     objects_of,
 )
 from strandline.state.decide import Author, Decision, decide
-from strandline.state.model import Diff
+from strandline.state.model import Diff, Rollup
 from strandline.state.replay import State, initial
 
 __all__ = ["Machine"]
@@ -338,6 +338,13 @@ class Machine:
         with follower.moving:
             return self._upkeep.end(sealed, begun)
 
+    def distrust(self, key: str, why: str, *, timeout: float | None = None) -> None:
+        """Goes on from a state that does not rest on that damaged object, where there is one."""
+        try:
+            self._follower.avoid(Corruption(why, object=key), self._deadline(timeout))
+        except Corruption as error:
+            _log.warning("shard %s cannot be opened without %s: %s", self.shard, key, error)
+
     def _leave_retired_pages(self, deadline: Deadline) -> None:
         """Opens the shard anew if the rollup that the pages in memory come from is not kept.
 
@@ -428,7 +435,7 @@ class Machine:
         nameless = isinstance(command, CloseSession | RetireRollups)
         sealed = None if nameless else self._upkeep.sealed
 
-        def evaluate(state: State) -> tuple[State, Decision, int, bool]:
+        def evaluate(state: State) -> tuple[State, Decision, int, bool, Rollup | None]:
             session = state.sessions.get((self.session,))
             if session is not None:
                 self._registered = True
@@ -438,13 +445,13 @@ class Machine:
             # pages may be gone.
             base = None if sealed is None else sealed.base
             kept = base is None or state.rollups.get((base.seqno,)) is not None
-            return state, decision, 1 if session is None else session.count + 1, kept
+            count = 1 if session is None else session.count + 1
+            return state, decision, count, kept, _retained(state, decision, self._upkeep.newest)
 
-        state, decision, count, kept = self._follower.run(evaluate, deadline, None)
+        state, decision, count, kept, newest = self._follower.run(evaluate, deadline, None)
         if not decision.diffs:
             return decision
         diffs = decision.diffs
-        newest = self._upkeep.newest
         if sealed is not None and kept:
             newest = sealed.rollup
             diffs = (*diffs, Diff("rollups", (newest.seqno,), newest))
@@ -631,6 +638,20 @@ class Machine:
             _log.info("shard %s: %s", self.shard, error)
         finally:
             self._turn.release()
+
+
+def _retained(state: State, decision: Decision, newest: Rollup | None) -> Rollup | None:
+    """The rollup for a record to name: the newest that this process trusts, if it is kept.
+
+    SUBTLE: a process that could not read a newer one goes on naming an older one. Should others
+    have read the newer ones back and retired that, whoever opened the shard from its head would
+    meet a rollup that is gone, and no record before it. So it names the newest that is kept.
+    """
+    gone = {diff.key for diff in decision.diffs if diff.collection == "rollups" and not diff.after}
+    if newest is None or ((newest.seqno,) not in gone and state.rollups.get((newest.seqno,))):
+        return newest
+    kept = [rollup for key, rollup in state.rollups.range() if key not in gone]
+    return kept[-1] if kept else None
 
 
 def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,11 +21,11 @@ from strandline.ids import ObjectKey, new_probe_id
 from strandline.location import BlobMissing, Location
 from strandline.shard.machine import Machine
 from strandline.shard.opening import Log
-from strandline.shard.receipts import write_receipt
+from strandline.shard.receipts import parts_named, write_receipt
 from strandline.state.codec import Manifest, decode_page, decode_rollup
 from strandline.state.commands import Collect, Heartbeat, KeepReceipts, RetireRollups
-from strandline.state.garbage import VacuumPlan, needed_receipts, plan_vacuum
-from strandline.state.model import Dead, Key, Mark, Rollup
+from strandline.state.garbage import VacuumPlan, doubtful_receipts, parts_there, plan_vacuum
+from strandline.state.model import Dead, Key, Mark, Receipt, Rollup
 from strandline.state.pages import Page
 from strandline.state.replay import State
 
@@ -78,7 +79,8 @@ class Vacuum:
         self._deadline = deadline
         self._progress = progress
         self._log = Log(location, machine.shard, env)
-        self._damaged: list[str] = []
+        self._damaged: set[str] = set()
+        self._manifests: dict[str, Manifest] = {}
 
     def plan(self) -> ShardVacuum:
         """What a run would do. Asks nothing of the location's clock, and writes nothing."""
@@ -91,31 +93,38 @@ class Vacuum:
         Errors: LocationError, Corruption (the state cannot be read); what was done until then
         stands.
         """
-        plan = self._planned(self._env.now_micros())
+        state = self._refreshed()
+        plan = self._planned(self._env.now_micros(), state)
         if not plan.seqno or not self._has_work(plan):
             return self._report((), plan, 0, 0)
-        # SUBTLE: the state first, then the clock: what was dead in that state was dead by then.
+        # SUBTLE: the state first, then the clock, and the mark is of that state: what was dead in
+        # it was dead by then. What a newer state has may have died after the clock was read.
         now = self._location_time()
-        plan = self._planned(now)
+        plan = self._planned(now, state)
         if plan.mark:
-            mark = (plan.seqno, Mark(now))
-            self._submit(Collect(mark=mark, marks=plan.stale_marks))
-            plan = self._planned(now)
+            self._submit(Collect(mark=(plan.seqno, Mark(now)), marks=plan.stale_marks))
+        plan = self._planned(now)
         if plan.roll_up:
             self._roll_up()
-        retired = self._retire()
-        plan = self._planned(now)
-        self._copy(plan)
-        records = self._truncate(plan)
-        plan = self._planned(now)
-        deleted = self._delete(plan.delete)
+        if not self._verify_newest() and "rollup" in self._planned(now).waiting:
+            # Nothing rests on a rollup that cannot be read; another takes its place.
+            self._roll_up()
+            self._verify_newest()
+        retired = self._retire(now)
+        records = self._truncate(self._copy(now))
+        deleted = self._delete(self._planned(now).delete)
         self._drop_receipts()
         return self._report(deleted, self._planned(now), retired, records)
 
     # --- what there is to do
 
-    def _planned(self, now: int) -> VacuumPlan:
-        state = self._machine.refresh(timeout=self._deadline.remaining())
+    def _refreshed(self) -> State:
+        return self._machine.refresh(timeout=self._deadline.remaining())
+
+    def _planned(self, now: int, state: State | None = None) -> VacuumPlan:
+        """The plan on that state, or on the newest."""
+        if state is None:
+            state = self._refreshed()
         found: VacuumPlan = self._run(lambda s: plan_vacuum(s, now, self._delay), state)
         return found
 
@@ -139,7 +148,7 @@ class Vacuum:
             waiting=plan.waiting,
             rollups=rollups,
             records=records,
-            damaged=tuple(self._damaged),
+            damaged=tuple(sorted(self._damaged)),
         )
 
     # --- the location's clock
@@ -152,12 +161,16 @@ class Vacuum:
         machine, blob = self._machine, self._location.blob
         session = machine.session
         key = str(ObjectKey(session, machine.shard, "probe", new_probe_id(self._env)))
-        blob.put(key, b"", timeout=self._deadline.remaining())
         try:
+            blob.put(key, b"", timeout=self._deadline.remaining())
             for found in blob.list(key, timeout=self._deadline.remaining()):
                 return found.modified
         finally:
-            blob.delete(key, timeout=self._deadline.remaining())
+            try:
+                blob.delete(key, timeout=self._deadline.remaining())
+            except LocationError as error:
+                # The sweep of this session finds it.
+                _log.warning("%s, which nobody needs, could not be deleted: %s", key, error)
         raise LocationError(
             f"the object {key} was put and is not listed; nothing was vacuumed",
             may_have_happened=False,
@@ -172,34 +185,73 @@ class Vacuum:
         if self._machine.roll_up(timeout=self._deadline.remaining()):
             self._submit(Heartbeat())
 
-    def _retire(self) -> int:
-        """Verifies the two newest rollups, then lets go of those before them."""
-        state = self._machine.refresh(timeout=self._deadline.remaining())
+    def _verify_newest(self) -> bool:
+        """Reads back the two newest rollups; whether the newest is whole, if there is one."""
+        state = self._refreshed()
         rollups: list[Rollup] = self._run(lambda s: [r for _, r in s.rollups.range()], state)
-        manifests: dict[int, Manifest] = {}
-        verified = {rollup.seqno for rollup in rollups if rollup.verified}
-        new = [
-            rollup.seqno
-            for rollup in rollups[-2:]
-            if rollup.seqno not in verified and self._verify(rollup, rollups, manifests)
-        ]
-        seqnos = tuple(rollup.seqno for rollup in rollups)
-        if new and not self._submit(RetireRollups((), seqnos, verified=tuple(new))):
-            return 0  # another rollup came meanwhile: the next run sees to it
-        plan = self._planned(0)
+        known = self._known_pages(rollups)
+        new = [r for r in rollups[-2:] if not r.verified and self._is_whole(r, known)]
+        if new:
+            seqnos = tuple(rollup.seqno for rollup in rollups)
+            # Refused if another rollup came meanwhile: the next run sees to it.
+            self._submit(RetireRollups((), seqnos, verified=tuple(r.seqno for r in new)))
+        return not rollups or rollups[-1].verified or rollups[-1] in new
+
+    def _known_pages(self, rollups: Sequence[Rollup]) -> set[str]:
+        """Pages that were read back before: they are not read again."""
+        known: set[str] = set()
+        for rollup in rollups:
+            if rollup.verified:
+                manifest = self._readable(rollup)
+                known |= set() if manifest is None else _pages_of(manifest).keys()
+        return known
+
+    def _is_whole(self, rollup: Rollup, known: AbstractSet[str]) -> bool:
+        """Whether all of a rollup can be read; what a verified one shares with it was."""
+        manifest = self._readable(rollup)
+        if manifest is None:
+            return False
+        try:
+            wanted = [item for item in _named(manifest) if item[1] not in known]
+            for pages in _bites(wanted, 64):
+                self._env.parallel(self._read_page, pages)
+        except (Corruption, BlobMissing) as error:
+            self._is_damaged(rollup, error)
+            # What is in memory may share the page; the next rollup shall not.
+            key = error.key if isinstance(error, BlobMissing) else error.object
+            self._machine.distrust(key, str(error), timeout=self._deadline.remaining())
+            return False
+        return True
+
+    def _readable(self, rollup: Rollup) -> Manifest | None:
+        """The manifest of a rollup; None if it is damaged or gone."""
+        try:
+            return self._manifest(rollup)
+        except (Corruption, BlobMissing) as error:
+            self._is_damaged(rollup, error)
+            return None
+
+    def _is_damaged(self, rollup: Rollup, error: Exception) -> None:
+        _log.warning("rollup %s cannot be read back: %s", rollup.key, error)
+        self._damaged.add(rollup.key)
+
+    def _retire(self, now: int) -> int:
+        """Lets go of the rollups before the two newest that were read back; how many."""
+        plan = self._planned(now)
         if not plan.retire:
             return 0
-        kept = [self._manifest(rollup, manifests) for rollup in plan.keep]
-        needed = {key for manifest in kept for key in _pages_of(manifest)}
+        kept = [self._readable(rollup) for rollup in plan.keep]
+        # SUBTLE: which pages a damaged one shares with those that go is not known, and it may only
+        # have been read badly. So all stay, until two that are whole come after it.
+        if None in kept:
+            return 0
+        needed = {key for manifest in kept if manifest for key in _pages_of(manifest)}
         objects: dict[str, Dead] = {}
         for rollup in plan.retire:
             objects[rollup.key] = Dead(rollup.key, rollup.seqno, 0, rollup.size)
-            try:
-                manifest = self._manifest(rollup, manifests)
-            except (Corruption, BlobMissing) as error:
-                # Which pages it has is not known any more; the sweep of its session finds them.
-                _log.warning("rollup %s goes without its pages: %s", rollup.key, error)
-                continue
+            manifest = self._readable(rollup)
+            if manifest is None:
+                continue  # its pages are not known any more; the sweep of its session finds them
             for key, size in _pages_of(manifest).items():
                 if key not in needed:
                     objects.setdefault(key, Dead(key, rollup.seqno, 0, size))
@@ -210,42 +262,28 @@ class Vacuum:
         )
         return len(plan.retire) if self._submit(command) else 0
 
-    def _verify(
-        self, rollup: Rollup, rollups: Sequence[Rollup], manifests: dict[int, Manifest]
-    ) -> bool:
-        """Whether all of a rollup can be read; what a verified one shares with it was."""
-        known: set[str] = set()
-        for other in rollups:
-            if other.verified:
-                known |= _pages_of(self._manifest(other, manifests)).keys()
-        try:
-            manifest = self._manifest(rollup, manifests)
-            wanted = [item for item in _named(manifest) if item[1] not in known]
-            for pages in _bites(wanted, 64):
-                self._env.parallel(self._read_page, pages)
-        except (Corruption, BlobMissing) as error:
-            _log.warning("rollup %s cannot be read back: %s", rollup.key, error)
-            self._damaged.append(rollup.key)
-            return False
-        return True
-
     def _read_page(self, item: tuple[str, str]) -> None:
         collection, key = item
         decode_page(collection, self._machine.shard, self._log.get(key, self._deadline), key)
 
-    def _manifest(self, rollup: Rollup, known: dict[int, Manifest]) -> Manifest:
-        found = known.get(rollup.seqno)
+    def _manifest(self, rollup: Rollup) -> Manifest:
+        found = self._manifests.get(rollup.key)
         if found is None:
             data = self._log.get(rollup.key, self._deadline)
-            found = known[rollup.seqno] = decode_rollup(data, rollup.key)
+            found = self._manifests[rollup.key] = decode_rollup(data, rollup.key)
         return found
 
     # --- the log
 
-    def _copy(self, plan: VacuumPlan) -> None:
-        """Writes the receipts that are missing up to where they have to be."""
-        first = plan.receipts_from
-        while first <= plan.receipts_through:
+    def _copy(self, now: int) -> VacuumPlan:
+        """Writes the receipts that are missing; the plan of a state that has them."""
+        while True:
+            # SUBTLE: planned anew after each receipt. That of another may have come first, and
+            # what counts as covered is what the state says, not what was written here.
+            plan = self._planned(now)
+            first = plan.receipts_from
+            if first > plan.receipts_through:
+                return plan
             self._deadline.check("writing receipts", may_have_happened=True)
             written = write_receipt(
                 self._machine,
@@ -256,9 +294,8 @@ class Vacuum:
                 through=plan.receipts_through,
                 deadline=self._deadline,
             )
-            if written is None:
-                return
-            first = written + 1
+            if not written:
+                return plan
 
     def _truncate(self, plan: VacuumPlan) -> int:
         """Removes the records that are not needed, now that their receipts exist."""
@@ -301,9 +338,19 @@ class Vacuum:
         state = self._machine.refresh(timeout=self._deadline.remaining())
         if self._run(lambda s: s.receipts.count(), state) < 2:
             return
-        _, needless = self._run(needed_receipts, state)
+        doubtful: list[tuple[int, Receipt]] = self._run(doubtful_receipts, state)
+        needless = [first for first, receipt in doubtful if self._is_needless(receipt, state)]
         if needless:
-            self._submit(KeepReceipts(dropped=tuple(first for first, _ in needless)))
+            self._submit(KeepReceipts(dropped=tuple(needless)))
+
+    def _is_needless(self, receipt: Receipt, state: State) -> bool:
+        """Whether no part that its records name is there any more."""
+        try:
+            named = parts_named(self._log.get(receipt.key, self._deadline), receipt)
+        except (Corruption, BlobMissing) as error:
+            _log.warning("receipt %s cannot be read: %s", receipt.key, error)
+            return False
+        return not self._run(lambda s: parts_there(s, named), state)
 
 
 def _named(manifest: Manifest) -> Iterable[tuple[str, str]]:

@@ -54,9 +54,13 @@ def retire_rollups(state: State, command: RetireRollups, _: Author) -> Changes:
 
 def keep_receipts(state: State, command: KeepReceipts, _: Author) -> Changes:
     """The transition of `KeepReceipts`."""
-    added = [(seqno, r) for seqno, r in command.added if state.receipts.get((seqno,)) is None]
+    covered = max((receipt.last for _, receipt in state.receipts.range()), default=0)
+    added = [(seqno, r) for seqno, r in command.added if seqno > covered]
+    # Another has copied these records, or some of them: each is in one receipt.
     late = [
-        (seqno, r) for seqno, r in command.added if state.receipts.get((seqno,)) not in {None, r}
+        (seqno, r)
+        for seqno, r in command.added
+        if seqno <= covered and state.receipts.get((seqno,)) != r
     ]
     diffs = [Diff("receipts", (seqno,), receipt) for seqno, receipt in added]
     dead = [Dead(r.key, seqno, 0, r.size) for seqno, r in late]

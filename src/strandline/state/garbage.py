@@ -1,20 +1,31 @@
 """What a vacuum may do to a shard: a pure plan. Deletion is guilty until proven safe.
 
-An object that died at seqno X is deleted when nobody can need it any more: a rollup that was read
-back is at or beyond X, so that no state before X is ever opened again; every hold is; a mark says
-that X was known a whole deletion delay ago, by the location's own clock; and, if it is a part, the
-record of its death is in a receipt.
+An object that died at seqno X is deleted when nobody can need it any more: every hold is at or
+beyond X, and a mark says that X was known a whole deletion delay ago, by the location's own clock.
+A part waits for more: a rollup that was read back is at or beyond X, so that the newest state can
+be had without it even from Blob alone, and the record of its death is in a receipt. A rollup or a
+page needs neither: it dies only when no rollup that is kept names it, and states are opened from
+those that are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from strandline.state.model import Dead, Diff, Key, Receipt, Rollup
+from strandline.state.model import Dead, Diff, Key, Receipt, Reference, Rollup
 from strandline.state.replay import State
 
-__all__ = ["VacuumPlan", "is_part", "needed_receipts", "plan_vacuum", "touches_references"]
+__all__ = [
+    "VacuumPlan",
+    "doubtful_receipts",
+    "is_part",
+    "named_parts",
+    "parts_there",
+    "plan_vacuum",
+    "touches_references",
+]
 
 _NOTHING = -1
 
@@ -63,31 +74,27 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
     marks = [(key[0], mark.at) for key, mark in state.marks.range()]
     mature = [seqno for seqno, at in marks if now - at >= delay]
     covered = max((receipt.last for _, receipt in state.receipts.range()), default=0)
-    bounds = {
-        "rollup": verified[-1] if verified else _NOTHING,
-        "hold": held,
-        "delay": max(mature, default=_NOTHING),
-    }
+    known = max(mature, default=_NOTHING)
+    rolled_up = verified[-1] if verified else _NOTHING
+    bounds = _Bounds(rolled_up, held, known, covered)
     delete: list[tuple[Key, Dead]] = []
     waiting: dict[str, int] = {}
     wanted = 0
     for key, dead in state.dead.range():
-        reason = next((name for name, bound in bounds.items() if dead.dead > bound), None)
-        if reason is None and is_part(dead.key) and dead.dead > covered:
-            wanted = max(wanted, dead.dead)
-            reason = "receipt"
+        reason = bounds.waits_for(dead)
         if reason is None:
             delete.append((key, dead))
-        else:
-            waiting[reason] = waiting.get(reason, 0) + 1
+            continue
+        waiting[reason] = waiting.get(reason, 0) + 1
+        if reason == "receipt":
+            wanted = max(wanted, dead.dead)
     latest = rollups[-1].seqno if rollups else 0
-    known = max(mature, default=_NOTHING)
-    # Old rollups and pages wait for the next rollup that is due: one written for them alone would
-    # leave as many behind.
     stuck = any(latest < key[0] <= known and is_part(key[1]) for key, _ in state.dead.range())
     finished = state.meta.upper is None and state.meta.since is None
-    newest = max((at for _, at in marks), default=None)
-    marked = max((seqno for seqno, _ in marks), default=0)
+    # A mark that lies ahead is of a clock that was set back since: it is replaced.
+    past = [(seqno, at) for seqno, at in marks if at <= now]
+    newest = max((at for _, at in past), default=None)
+    marked = max((seqno for seqno, _ in past), default=0)
     unmarked = any(key[0] > marked for key, _ in state.dead.range())
     return VacuumPlan(
         seqno=state.seqno,
@@ -95,13 +102,36 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
         waiting=waiting,
         roll_up=stuck or (finished and state.seqno - latest > _TOMBSTONE_RECORDS),
         mark=unmarked and (newest is None or now - newest >= delay // 4),
-        stale_marks=tuple(seqno for seqno, _ in marks if seqno < known),
+        stale_marks=tuple(seqno for seqno, at in marks if seqno < known or at > now),
         retire=retire,
         keep=tuple(rollup for rollup in rollups if rollup.seqno >= needed),
         truncate_before=needed,
         receipts_through=max(needed - 1, wanted, 0),
         receipts_from=covered + 1,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Up to which seqno what died has passed each of the things that it waits for."""
+
+    rollup: int
+    hold: int
+    delay: int
+    receipt: int
+
+    def waits_for(self, dead: Dead) -> str | None:
+        """The first thing that a dead object waits for; None: nothing, it may go."""
+        part = is_part(dead.key)
+        # What was written for nothing was never referenced: no record tells of it but its death.
+        referenced = part and dead.born < dead.dead
+        if part and dead.dead > self.rollup:
+            return "rollup"
+        if dead.dead > self.hold:
+            return "hold"
+        if dead.dead > self.delay:
+            return "delay"
+        return "receipt" if referenced and dead.dead > self.receipt else None
 
 
 def _held(state: State) -> int:
@@ -120,22 +150,35 @@ def touches_references(diffs: tuple[Diff, ...]) -> bool:
     return any(diff.collection == "references" for diff in diffs)
 
 
-def needed_receipts(state: State) -> tuple[list[int], list[tuple[int, Receipt]]]:
-    """The receipts by first seqno: those that name an object that is still there, and the others.
+def doubtful_receipts(state: State) -> list[tuple[int, Receipt]]:
+    """The receipts, by first seqno, of records in which no part that is still there began or died.
 
-    Looks at every part and dead object.
+    They go if such a part is not named otherwise either (`parts_there`): a record that took one of
+    several references to it away is what keeps a rebuild from counting those rows twice. Looks at
+    every part and dead object.
     """
     seqnos = {use.born for _, use in state.parts.range()}
     for _, dead in state.dead.range():
         if is_part(dead.key):
             seqnos |= {dead.born, dead.dead}
-    kept: list[int] = []
-    needless: list[tuple[int, Receipt]] = []
+    there = sorted(seqnos)
     last = max((key[0] for key, _ in state.receipts.range()), default=0)
-    for (first,), receipt in state.receipts.range():
-        # The last one stays: it says from where on there is none.
-        if first == last or any(first <= seqno <= receipt.last for seqno in seqnos):
-            kept.append(first)
-        else:
-            needless.append((first, receipt))
-    return kept, needless
+    # The last one stays: it says from where on there is none.
+    return [
+        (first, receipt)
+        for (first,), receipt in state.receipts.range()
+        if first != last and bisect_left(there, first) == bisect_right(there, receipt.last)
+    ]
+
+
+def named_parts(diffs: Iterable[Diff]) -> set[str]:
+    """The keys of the parts that a record says something of."""
+    named = {diff.key[0] for diff in diffs if diff.collection == "parts"}
+    return named | {diff.after.part.key for diff in diffs if isinstance(diff.after, Reference)}
+
+
+def parts_there(state: State, keys: Collection[str]) -> bool:
+    """Whether one of these parts is referenced, or dead and not deleted yet."""
+    if any(state.parts.get((key,)) is not None for key in keys):
+        return True
+    return any(key[1] in keys for key, _ in state.dead.range())

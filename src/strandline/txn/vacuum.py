@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strandline.env import Deadline
+from strandline.errors import UsageError
 from strandline.shard.machine import Machine
 from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.commands import Clear, Finish, ForgetTables
 from strandline.state.holding import RETENTION
 from strandline.state.model import Key, TableVersion
+from strandline.state.pages import TOP
 from strandline.state.replay import State
 from strandline.txn.apply import apply_table
 from strandline.txn.properties import PROPERTIES, duration_micros, property_of
@@ -20,6 +23,8 @@ __all__ = ["TXNS", "TableVacuum", "vacuum_database"]
 
 TXNS = "(transactions)"
 """What reports call the txns shard, which belongs to all tables."""
+
+_log = logging.getLogger("strandline")
 
 _CLEARED = 2_000
 """References that one record lets go of."""
@@ -98,10 +103,11 @@ def _vacuum_table(
     if over and not dry_run:
         # What was committed before the drop and not applied: so that nothing needs its entries.
         apply_table(store, version.table, timeout=deadline.remaining())
-        store.txns.tidy(timeout=deadline.remaining())
     state = machine.refresh(timeout=deadline.remaining())
     if not state.seqno:
         return None
+    if not dry_run:
+        _tidy(store, version.table, state, deadline)
     if over and not dry_run:
         _end(machine, state, deadline)
     shard = _vacuum(
@@ -114,6 +120,23 @@ def _vacuum_table(
         progress=progress,
     )
     return TableVacuum(version.name, version.valid_until is not None, shard)
+
+
+def _tidy(store: Store, table: str, data: State, deadline: Deadline) -> None:
+    """Retracts applied entries that whoever applied them has left behind.
+
+    SUBTLE: `data` may be older than the entries that are looked at; what is below its upper was
+    applied all the same. A finished shard has no upper, and all there was before it.
+    """
+    upper = TOP if data.meta.upper is None else data.meta.upper
+    txns = store.txns
+    keys: list[Key] = txns.machine.run(
+        lambda s: [key for key, _ in s.entries.range((table,), (table, upper))],
+        state=txns.refresh(timeout=deadline.remaining()),
+    )
+    txns.to_be_tidied(keys)
+    if keys:
+        txns.tidy(timeout=deadline.remaining())
 
 
 def _vacuum(
@@ -153,7 +176,11 @@ def _end(machine: Machine, state: State, deadline: Deadline) -> None:
     held = machine.run(lambda s: [k for k, _ in s.holds.range() if k[0] != RETENTION], state=state)
     if held:
         return
-    machine.submit(Finish(), timeout=deadline.remaining())
+    try:
+        machine.submit(Finish(), timeout=deadline.remaining())
+    except UsageError as error:
+        _log.info("shard %s stays for now: %s", machine.shard, error)
+        return  # somebody took hold of it just now
     references: list[Key] = machine.run(
         lambda s: [key for key, _ in s.references.range()], state=machine.state
     )
@@ -166,7 +193,7 @@ def _forget(store: Store, deadline: Deadline) -> None:
     """Forgets versions of tables at which nothing can be read any more.
 
     Names are asked for as of times, too; so they stay as long as the longest retention of any
-    table that there is.
+    table that there is, and as long as the table's own history goes back, whoever holds it.
     """
     txns = store.txns
     state = txns.refresh(timeout=deadline.remaining())
@@ -176,28 +203,32 @@ def _forget(store: Store, deadline: Deadline) -> None:
     kept = [duration_micros(property_of(v, "retention")) for _, v in versions]
     before = txns.latest(state) - max(kept, default=0)
     old = [(key, v) for key, v in versions if v.valid_until is not None and v.valid_until <= before]
-    gone = {version.table for version in _newest_versions(state) if version.valid_until is not None}
-    dropped = {v.table for _, v in old if v.table in gone}
-    remaining = {table for table in dropped if not _is_gone(store, state, table, deadline)}
-    keys = tuple(key for key, version in old if version.table not in remaining)
+    dropped = {v.table for v in _newest_versions(state) if v.valid_until is not None}
+    gone = {v.table for _, v in old if v.table in dropped and _is_gone(store, v.table, deadline)}
+    keys = tuple(
+        key
+        for key, version in old
+        if version.table in gone
+        or (version.table not in dropped and not _is_readable(store, version, deadline))
+    )
     if keys:
         txns.machine.submit(ForgetTables(keys), timeout=deadline.remaining())
 
 
-def _is_gone(store: Store, state: State, table: str, deadline: Deadline) -> bool:
+def _is_readable(store: Store, version: TableVersion, deadline: Deadline) -> bool:
+    """Whether a time at which this version of a table held can still be read."""
+    since = store.data(version.table).refresh(timeout=deadline.remaining()).meta.since
+    return since is not None and version.valid_until is not None and since < version.valid_until
+
+
+def _is_gone(store: Store, table: str, deadline: Deadline) -> bool:
     """Whether nothing of a dropped table is left: no entry, no part, no object that waits."""
-    machine = store.data(table)
-    if any(True for _ in _entries(store, state, table)):
+    machine, txns = store.data(table), store.txns
+    state = txns.refresh(timeout=deadline.remaining())
+    if txns.machine.run(lambda s: s.entries.count((table,), (table, TOP)), state=state):
         return False
     data = machine.refresh(timeout=deadline.remaining())
     if not data.seqno:
         return True
     left = machine.run(lambda s: s.parts.count() + s.dead.count(), state=data)
     return data.meta.upper is None and data.meta.since is None and not left
-
-
-def _entries(store: Store, state: State, table: str) -> Iterable[object]:
-    found: list[object] = store.txns.machine.run(
-        lambda s: list(s.entries.prefix((table,))), state=state
-    )
-    return found
