@@ -208,6 +208,22 @@ def test_a_reader_goes_on_in_the_middle_when_its_parts_are_replaced_and_gone(
     write.close()
 
 
+def test_parts_that_do_not_meet_are_read_once_when_both_are_replaced_and_gone(
+    location: Location,
+) -> None:
+    write, read = opened(location)
+    write.compare_and_append(updates(("a", 0, 1), ("b", 0, 1)), 0, 1)
+    write.compare_and_append(updates(("y", 1, 1), ("z", 1, 1)), 1, 2)
+    blob = Interfering(location.blob)
+    blob.before_open = [lambda: replaced_and_gone(location)]
+    (split,) = read.snapshot(1)
+    found = read_split(replace(location, blob=blob), split, settings=QUIET).read_all()
+    assert found.column("word").to_pylist() == ["a", "b", "y", "z"]
+    assert blob.before_open == []
+    read.close()
+    write.close()
+
+
 def test_a_listen_goes_on_when_its_parts_are_replaced_and_gone(
     location: Location, streaming: None
 ) -> None:

@@ -224,7 +224,7 @@ def _pieces(
         )
         pieces: list[_Piece] = []
         for task in tasks:
-            for inside in task.intervals:
+            for inside in task.own(task.intervals):
                 pieces += _cut(shard, task.references, inside, deadline)
         return pieces
 

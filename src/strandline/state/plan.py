@@ -50,6 +50,18 @@ class ReadTask:
     references: tuple[Reference, ...]
     entries: tuple[Entry, ...]
 
+    def own(self, intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+        """The intervals, narrowed to the keys that this task's sources have.
+
+        Whoever plans a task anew asks for these: all that is asked for inside the leaf would give
+        the rows of the leaf's other tasks, too.
+        """
+        places = [*(r.place for r in self.references), *map(_place, self.entries)]
+        uppers = [place.upper for place in places if place.upper is not None]
+        upper = max(uppers) if len(uppers) == len(places) else None
+        hull = Interval(min(place.lower for place in places), upper)
+        return tuple(both for interval in intervals if (both := interval.intersect(hull)))
+
 
 def plan_read(
     state: State,
