@@ -163,7 +163,7 @@ def _scan(store: Store, seqno: int, limit: int, deadline: Deadline) -> list[LogR
 
 def _committed(record: LogRecord) -> Iterator[_Committed]:
     """What the record committed, by time; nothing if it is of another command."""
-    if record.command != "CommitGroup" or not record.note:
+    if record.command != "Commit" or not record.note:
         return
     changed: dict[int, dict[str, None]] = {}
     for diff in record.diffs:

@@ -146,7 +146,9 @@ class Follower:
             try:
                 self.load(state, slots, deadline)
             except BlobMissing as missing:
-                self._look_for(missing, deadline)
+                lost = self._look_for(missing, deadline)
+                if given is not None and lost is not None:
+                    raise lost from missing  # as below
                 if given is not None:
                     raise StateRetired(
                         f"the state of shard {self.log.shard} at {given.seqno} is not kept any "
@@ -188,16 +190,20 @@ class Follower:
         for key, _, slot in places:
             slot.fill(pages[key])
 
-    def _look_for(self, missing: BlobMissing, deadline: Deadline) -> None:
+    def _look_for(self, missing: BlobMissing, deadline: Deadline) -> Corruption | None:
         """A page is gone: with the rollup that the state in memory came from, or lost.
 
-        Opens the shard anew. If the newest rollup names the page as well, it is damage.
+        Opens the shard anew. If the newest rollup names the page as well, it was lost; then the
+        shard is opened without it, and what is to be said of it is returned.
         """
         fresh = self._open(deadline)
         slots = (slot for found in fresh.maps.values() for slot in found.slots)
-        if any(slot.ref is not None and slot.ref.key == missing.key for slot in slots):
-            key = missing.key
-            self.avoid(Corruption(f"{key}, a page of state, is missing", object=key), deadline)
+        if not any(slot.ref is not None and slot.ref.key == missing.key for slot in slots):
+            return None
+        key = missing.key
+        lost = Corruption(f"{key}, a page of state, is missing", object=key)
+        self.avoid(lost, deadline)
+        return lost
 
     def reopen(self, deadline: Deadline) -> State:
         """The newest state, from the newest rollup; none of its pages is taken from before."""

@@ -458,7 +458,8 @@ class Machine:
         elif sealed is not None:
             with self._follower.moving:
                 self._upkeep.drop(sealed)
-        name = type(command).__name__
+        # People read of commits; that several may be in one record shows in its note.
+        name = "Commit" if isinstance(command, CommitGroup) else type(command).__name__
         record = LogRecord(
             self.shard,
             state.seqno + 1,
