@@ -19,7 +19,7 @@ from strandline.maintenance import CompactionReport, compact
 from strandline.parts.conform import to_arrow
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema, new_schema, validate_table_name
-from strandline.reports import status, usage
+from strandline.reports import status
 from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
 from strandline.state.commands import Split, TableChange, Write
@@ -29,6 +29,7 @@ from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
 from strandline.txn.vacuum import TableVacuum, vacuum_database
+from strandline.usage import usage
 from strandline.writing import WriteOptions, build, commit_writes
 
 __all__ = ["Database"]
@@ -89,6 +90,8 @@ class Database:
         - strategy ("size-ratio"; "basic", "full"): which parts of a leaf a compaction merges;
         - compaction_parts (11): parts that one merge takes at most;
         - split_rows (8000000): rows above which a leaf is split;
+        - deletion_delay ("15 minutes"): for how long objects that nothing needs any more stay, for
+          readers without a hold;
         - online (true): whether maintenance visits the table.
 
         Raises `UsageError`, which names what is wrong and the remedy, with nothing written.
@@ -333,9 +336,14 @@ class Database:
         return status(self._handle, self._as_of, self._handle.deadline(timeout))
 
     def usage(self, *, timeout: float | None = None) -> pa.Table:
-        """What the objects of the database take: table (or null), kind of object, objects, bytes.
+        """What the objects of the database take, and what they are good for; it lists them all.
 
-        It lists every object. The log itself is not one.
+        Columns: table (null: of the database itself), use, kind, waits_for, objects, bytes. `use`
+        is "live"; "history" (no read of the present needs it); "not applied" (committed, parts or
+        rows inline); "dead" (`waits_for` says for what: "rollup", "hold", "delay", "receipt", or
+        "vacuum" if the next one deletes it); "state" (rollups, pages, receipts, the marker); "log"
+        (records kept, bytes are null); "unknown" (no state names it: under way, or left behind by
+        a process that died).
         """
         return usage(self._handle, self._handle.deadline(timeout))
 

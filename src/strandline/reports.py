@@ -1,22 +1,18 @@
-"""How a database is doing: its tables' storage, and what its objects take."""
+"""How a database is doing: its tables' storage."""
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.env import Deadline
-from strandline.errors import UsageError
 from strandline.handle import Handle
-from strandline.ids import MARKER_KEY, ObjectKey
 from strandline.state.replay import State
 from strandline.times import datetime_of
 from strandline.txn.view import View, views
 
-__all__ = ["STATUS", "USAGE", "status", "usage"]
+__all__ = ["STATUS", "status"]
 
 _MOMENT = pa.timestamp("us", "UTC")
 
@@ -32,14 +28,6 @@ STATUS = pa.schema(
         ("backlog", pa.int64()),
         ("latest", _MOMENT),
         ("since", _MOMENT),
-    ]
-)
-USAGE = pa.schema(
-    [
-        ("table", pa.string()),
-        ("kind", pa.string()),
-        ("objects", pa.int64()),
-        ("bytes", pa.int64()),
     ]
 )
 
@@ -83,29 +71,3 @@ def _stored(state: State) -> dict[str, int]:
         "leaves": state.leaves.count(),
         "level_zero": level_zero,
     }
-
-
-def usage(handle: Handle, deadline: Deadline) -> pa.Table:
-    """What the objects take by table and kind, as `USAGE`, largest first."""
-    store = handle.store
-    state = store.txns.refresh(timeout=deadline.remaining())
-    names = {version.table: version.name for version in store.txns.tables(state)}
-    objects: Counter[tuple[str | None, str]] = Counter()
-    sizes: Counter[tuple[str | None, str]] = Counter()
-    for info in store.location.blob.list("", timeout=deadline.remaining()):
-        group: tuple[str | None, str] = (None, "other")
-        if info.key == MARKER_KEY:
-            group = (None, "marker")
-        elif "/" not in info.key:
-            continue  # the log of a directory lies beside its objects
-        else:
-            with suppress(UsageError):
-                key = ObjectKey.parse(info.key)
-                group = (names.get(key.shard), key.kind)
-        objects[group] += 1
-        sizes[group] += info.size
-    rows = [
-        {"table": table, "kind": kind, "objects": objects[table, kind], "bytes": size}
-        for (table, kind), size in sizes.most_common()
-    ]
-    return pa.Table.from_pylist(rows, schema=USAGE)

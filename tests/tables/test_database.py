@@ -208,8 +208,14 @@ def test_status_and_usage_tell_what_is_stored(db: Database) -> None:
     used = db.usage().to_pylist()
     (part,) = [row for row in used if row["kind"] == "part"]
     assert (part["table"], part["objects"], part["bytes"]) == ("large", 1, found["large"]["bytes"])
+    assert part["use"] == "live"
     assert [row["objects"] for row in used if row["kind"] == "marker"] == [1]
-    assert not [row for row in used if row["kind"] == "other"]
+    assert not [row for row in used if row["use"] == "unknown"]
+    (waiting,) = [row for row in used if row["use"] == "not applied"]
+    assert (waiting["table"], waiting["kind"], waiting["objects"]) == ("small", "inline", 2)
+    logs = {row["table"]: row["objects"] for row in used if row["use"] == "log"}
+    assert logs.keys() == {None, "large"}
+    assert logs[None] == 3
 
 
 def test_two_handles_see_each_others_commits_at_once(

@@ -93,16 +93,15 @@ class Vacuum:
         Errors: LocationError, Corruption (the state cannot be read); what was done until then
         stands.
         """
-        state = self._refreshed()
-        plan = self._planned(self._env.now_micros(), state)
-        if not plan.seqno or not self._has_work(plan):
-            return self._report((), plan, 0, 0)
+        first = self._planned(self._env.now_micros())
+        if not first.seqno or not self._has_work(first):
+            return self._report((), first, 0, 0)
         # SUBTLE: the state first, then the clock, and the mark is of that state: what was dead in
         # it was dead by then. What a newer state has may have died after the clock was read.
         now = self._location_time()
-        plan = self._planned(now, state)
+        plan = self._planned(now)
         if plan.mark:
-            self._submit(Collect(mark=(plan.seqno, Mark(now)), marks=plan.stale_marks))
+            self._submit(Collect(mark=(first.seqno, Mark(now)), marks=plan.stale_marks))
         plan = self._planned(now)
         if plan.roll_up:
             self._roll_up()
@@ -118,22 +117,19 @@ class Vacuum:
 
     # --- what there is to do
 
-    def _refreshed(self) -> State:
-        return self._machine.refresh(timeout=self._deadline.remaining())
+    def _planned(self, now: int) -> VacuumPlan:
+        """The plan on the newest state."""
+        return self._look(lambda state: plan_vacuum(state, now, self._delay))
 
-    def _planned(self, now: int, state: State | None = None) -> VacuumPlan:
-        """The plan on that state, or on the newest."""
-        if state is None:
-            state = self._refreshed()
-        found: VacuumPlan = self._run(lambda s: plan_vacuum(s, now, self._delay), state)
-        return found
+    def _look(self, function: Callable[[State], A]) -> A:
+        """What `function` makes of the newest state."""
+        # Not of one that was fetched before: the newest heals, should a page of it be damaged.
+        self._machine.refresh(timeout=self._deadline.remaining())
+        return self._machine.run(function, timeout=self._deadline.remaining())
 
     def _has_work(self, plan: VacuumPlan) -> bool:
         unverified = any(not rollup.verified for rollup in plan.keep[-2:])
         return bool(plan.delete or plan.waiting or plan.retire or plan.roll_up or unverified)
-
-    def _run(self, function: Callable[[State], Any], state: State | None = None) -> Any:
-        return self._machine.run(function, timeout=self._deadline.remaining(), state=state)
 
     def _submit(self, command: Any) -> Any:
         return self._machine.submit(command, timeout=self._deadline.remaining())
@@ -187,8 +183,7 @@ class Vacuum:
 
     def _verify_newest(self) -> bool:
         """Reads back the two newest rollups; whether the newest is whole, if there is one."""
-        state = self._refreshed()
-        rollups: list[Rollup] = self._run(lambda s: [r for _, r in s.rollups.range()], state)
+        rollups = self._look(lambda s: [rollup for _, rollup in s.rollups.range()])
         known = self._known_pages(rollups)
         new = [r for r in rollups[-2:] if not r.verified and self._is_whole(r, known)]
         if new:
@@ -335,22 +330,19 @@ class Vacuum:
 
     def _drop_receipts(self) -> None:
         """Lets go of receipts none of whose objects is there any more."""
-        state = self._machine.refresh(timeout=self._deadline.remaining())
-        if self._run(lambda s: s.receipts.count(), state) < 2:
-            return
-        doubtful: list[tuple[int, Receipt]] = self._run(doubtful_receipts, state)
-        needless = [first for first, receipt in doubtful if self._is_needless(receipt, state)]
+        doubtful = self._look(doubtful_receipts)
+        needless = [first for first, receipt in doubtful if self._is_needless(receipt)]
         if needless:
             self._submit(KeepReceipts(dropped=tuple(needless)))
 
-    def _is_needless(self, receipt: Receipt, state: State) -> bool:
+    def _is_needless(self, receipt: Receipt) -> bool:
         """Whether no part that its records name is there any more."""
         try:
             named = parts_named(self._log.get(receipt.key, self._deadline), receipt)
         except (Corruption, BlobMissing) as error:
             _log.warning("receipt %s cannot be read: %s", receipt.key, error)
             return False
-        return not self._run(lambda s: parts_there(s, named), state)
+        return not self._look(lambda s: parts_there(s, named))
 
 
 def _named(manifest: Manifest) -> Iterable[tuple[str, str]]:

@@ -11,6 +11,7 @@ those that are kept.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -41,8 +42,8 @@ class VacuumPlan:
     """The state's."""
     delete: tuple[tuple[Key, Dead], ...]
     """Dead objects that may be deleted."""
-    waiting: Mapping[str, int]
-    """How many others there are by what they wait for: "rollup", "hold", "delay", "receipt"."""
+    waits: tuple[tuple[Dead, str], ...]
+    """The others, each with what it waits for: "rollup", "hold", "delay" or "receipt"."""
     mark: bool
     """Whether a mark of this moment is of use to a later run."""
     roll_up: bool
@@ -61,6 +62,11 @@ class VacuumPlan:
     receipts_from: int
     """The first seqno that no receipt covers."""
 
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """How many dead objects stay, by what they wait for."""
+        return Counter(reason for _, reason in self.waits)
+
 
 def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
     """What may be done at `now`, by the location's clock, with a deletion delay of `delay`; µs."""
@@ -78,16 +84,14 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
     rolled_up = verified[-1] if verified else _NOTHING
     bounds = _Bounds(rolled_up, held, known, covered)
     delete: list[tuple[Key, Dead]] = []
-    waiting: dict[str, int] = {}
-    wanted = 0
+    waiting: list[tuple[Dead, str]] = []
     for key, dead in state.dead.range():
         reason = bounds.waits_for(dead)
         if reason is None:
             delete.append((key, dead))
-            continue
-        waiting[reason] = waiting.get(reason, 0) + 1
-        if reason == "receipt":
-            wanted = max(wanted, dead.dead)
+        else:
+            waiting.append((dead, reason))
+    wanted = max((dead.dead for dead, reason in waiting if reason == "receipt"), default=0)
     latest = rollups[-1].seqno if rollups else 0
     stuck = any(latest < key[0] <= known and is_part(key[1]) for key, _ in state.dead.range())
     finished = state.meta.upper is None and state.meta.since is None
@@ -99,7 +103,7 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
     return VacuumPlan(
         seqno=state.seqno,
         delete=tuple(delete),
-        waiting=waiting,
+        waits=tuple(waiting),
         roll_up=stuck or (finished and state.seqno - latest > _TOMBSTONE_RECORDS),
         mark=unmarked and (newest is None or now - newest >= delay // 4),
         stale_marks=tuple(seqno for seqno, at in marks if seqno < known or at > now),

@@ -55,7 +55,7 @@ def vacuum_database(
     """
     txns = store.txns
     state = txns.refresh(timeout=deadline.remaining())
-    newest = txns.machine.run(_newest_versions, state=state)
+    newest = txns.machine.run(_newest_versions)
     if names is not None:
         chosen = {txns.table(state, name).table for name in names}
         newest = [version for version in newest if version.table in chosen]
@@ -109,7 +109,7 @@ def _vacuum_table(
     if not dry_run:
         _tidy(store, version.table, state, deadline)
     if over and not dry_run:
-        _end(machine, state, deadline)
+        _end(machine, deadline)
     shard = _vacuum(
         store,
         machine,
@@ -130,9 +130,9 @@ def _tidy(store: Store, table: str, data: State, deadline: Deadline) -> None:
     """
     upper = TOP if data.meta.upper is None else data.meta.upper
     txns = store.txns
+    txns.refresh(timeout=deadline.remaining())
     keys: list[Key] = txns.machine.run(
-        lambda s: [key for key, _ in s.entries.range((table,), (table, upper))],
-        state=txns.refresh(timeout=deadline.remaining()),
+        lambda s: [key for key, _ in s.entries.range((table,), (table, upper))]
     )
     txns.to_be_tidied(keys)
     if keys:
@@ -171,9 +171,9 @@ def _is_over(store: Store, version: TableVersion) -> bool:
     return store.txns.latest(store.txns.machine.state) - version.valid_until >= retention
 
 
-def _end(machine: Machine, state: State, deadline: Deadline) -> None:
+def _end(machine: Machine, deadline: Deadline) -> None:
     """Finishes the shard of a table that is over and lets go of its parts, unless it is held."""
-    held = machine.run(lambda s: [k for k, _ in s.holds.range() if k[0] != RETENTION], state=state)
+    held = machine.run(lambda s: [k for k, _ in s.holds.range() if k[0] != RETENTION])
     if held:
         return
     try:
@@ -181,9 +181,7 @@ def _end(machine: Machine, state: State, deadline: Deadline) -> None:
     except UsageError as error:
         _log.info("shard %s stays for now: %s", machine.shard, error)
         return  # somebody took hold of it just now
-    references: list[Key] = machine.run(
-        lambda s: [key for key, _ in s.references.range()], state=machine.state
-    )
+    references: list[Key] = machine.run(lambda s: [key for key, _ in s.references.range()])
     for start in range(0, len(references), _CLEARED):
         bite = tuple(references[start : start + _CLEARED])
         machine.submit(Clear(bite), timeout=deadline.remaining())
@@ -197,9 +195,7 @@ def _forget(store: Store, deadline: Deadline) -> None:
     """
     txns = store.txns
     state = txns.refresh(timeout=deadline.remaining())
-    versions: list[tuple[Key, TableVersion]] = txns.machine.run(
-        lambda s: list(s.tables.range()), state=state
-    )
+    versions: list[tuple[Key, TableVersion]] = txns.machine.run(lambda s: list(s.tables.range()))
     kept = [duration_micros(property_of(v, "retention")) for _, v in versions]
     before = txns.latest(state) - max(kept, default=0)
     old = [(key, v) for key, v in versions if v.valid_until is not None and v.valid_until <= before]
@@ -224,11 +220,11 @@ def _is_readable(store: Store, version: TableVersion, deadline: Deadline) -> boo
 def _is_gone(store: Store, table: str, deadline: Deadline) -> bool:
     """Whether nothing of a dropped table is left: no entry, no part, no object that waits."""
     machine, txns = store.data(table), store.txns
-    state = txns.refresh(timeout=deadline.remaining())
-    if txns.machine.run(lambda s: s.entries.count((table,), (table, TOP)), state=state):
+    txns.refresh(timeout=deadline.remaining())
+    if txns.machine.run(lambda s: s.entries.count((table,), (table, TOP))):
         return False
     data = machine.refresh(timeout=deadline.remaining())
     if not data.seqno:
         return True
-    left = machine.run(lambda s: s.parts.count() + s.dead.count(), state=data)
+    left = machine.run(lambda s: s.parts.count() + s.dead.count())
     return data.meta.upper is None and data.meta.since is None and not left
