@@ -10,7 +10,7 @@ Commands (times and numbers decimal, keys as text):
     create ID NAME [@CLOCK]           one commit each
     rename ID NAME [@CLOCK]
     drop ID [@CLOCK]
-    commit [ID:LOWER-UPPER …] [@CLOCK] [token=SCOPE/NUMBER] [since=TIME]
+    commit [ID:LOWER-UPPER …] [@CLOCK] [token=SCOPE/NUMBER] [since=TIME] [epoch=N] [position=P]
     tidy ID/TIME/ORDINAL …
     apply EXPECTED..NEW [PART:LOWER-UPPER@TIME[*SIZE] …]
     compact REF … -> [LEAF:PART:LOWER-UPPER@TIME[*SIZE] …]
@@ -18,7 +18,14 @@ Commands (times and numbers decimal, keys as text):
     split LEAF POINT …
     advance UPPER
     retain SINCE                      moves the hold of the retention
-    close
+    attach ID WORKER                  makes the author the holder of a table
+    release ID EPOCH
+    beat                              says that the author lives
+    expire SESSION COUNT
+    acknowledge SESSION [COUNT]
+    swept SESSION AT [last]
+    close [littered]
+    sessions                          all of them, and who holds what
     state                             everything that is in the state
     names TIME                        the tables as of a time
     read [LOWER..UPPER …] [@AS_OF] [+TIME:LOWER-UPPER …]    the tasks; `+` is an overlay's entry
@@ -37,16 +44,22 @@ import pytest
 
 from strandline.errors import StrandlineError
 from strandline.state.commands import (
+    Acknowledge,
     AdvanceUpper,
     Apply,
+    Attach,
     CloseSession,
     Command,
     Commit,
     Compact,
+    Expire,
+    Heartbeat,
     Output,
     Read,
+    Release,
     Retain,
     Split,
+    Swept,
     TableChange,
     Tidy,
     Write,
@@ -59,6 +72,7 @@ from strandline.state.model import (
     Diff,
     Entry,
     Hold,
+    Holder,
     Interval,
     Key,
     Leaf,
@@ -164,7 +178,16 @@ def show_meta(meta: Meta) -> str:
 
 def show_session(session: Session) -> str:
     text = f"{session.count} records since {session.opened}"
-    return text if session.expired is None else f"{text}, expired at {session.expired}"
+    text += f" of {session.worker}" if session.worker else ""
+    for word in ("expired", "acknowledged", "swept"):
+        at = getattr(session, word)
+        text += "" if at is None else f", {word} at {at}"
+    return text
+
+
+def show_holder(holder: Holder) -> str:
+    who = f"{holder.worker} ({holder.session})" if holder.session else "nobody"
+    return f"epoch {holder.epoch}, {who}{holder.position and f', position {holder.position}'}"
 
 
 def show_hold(hold: Hold) -> str:
@@ -191,6 +214,7 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     Meta: show_meta,
     Session: show_session,
     Hold: show_hold,
+    Holder: show_holder,
     Mark: lambda mark: f"at {mark.at}",
     Receipt: lambda receipt: f"through {receipt.last}: {receipt.key}, {receipt.size} bytes",
     Rollup: lambda r: f"{r.key}, {r.size} bytes{', verified' if r.verified else ''}",
@@ -294,7 +318,16 @@ def run_commit(script: Script, plain: Words, named: Named) -> list[str]:
     reads = [] if since is None else [Read(write.table, since) for write in writes]
     scope, _, number = named.get("token", "").partition("/")
     token = (scope, int(number)) if scope else None
-    return script.do(Commit(int(named.get("@", 0)), tuple(writes), token=token, reads=tuple(reads)))
+    tables = sorted({write.table for write in writes})
+    command = Commit(
+        int(named.get("@", 0)),
+        tuple(writes),
+        token=token,
+        reads=tuple(reads),
+        epochs=tuple((table, int(named["epoch"])) for table in tables if "epoch" in named),
+        positions=tuple((table, named["position"]) for table in tables if "position" in named),
+    )
+    return script.do(command)
 
 
 def run_tidy(script: Script, plain: Words, _: Named) -> list[str]:
@@ -342,8 +375,37 @@ def run_advance(script: Script, plain: Words, _: Named) -> list[str]:
     return script.do(AdvanceUpper(int(plain[0])))
 
 
-def run_close(script: Script, _: Words, __: Named) -> list[str]:
-    return script.do(CloseSession())
+def run_close(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(CloseSession(littered="littered" in plain))
+
+
+def run_attach(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Attach(plain[0], plain[1]))
+
+
+def run_release(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Release(plain[0], int(plain[1])))
+
+
+def run_beat(script: Script, _: Words, __: Named) -> list[str]:
+    return script.do(Heartbeat())
+
+
+def run_expire(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Expire(plain[0], int(plain[1])))
+
+
+def run_acknowledge(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Acknowledge(plain[0], int(plain[1]) if len(plain) > 1 else None))
+
+
+def run_swept(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Swept(plain[0], int(plain[1]), last="last" in plain))
+
+
+def run_sessions(script: Script, _: Words, __: Named) -> list[str]:
+    found = [item("sessions", *each) for each in script.state.sessions.range()]
+    return found + [item("holders", *each) for each in script.state.holders.range()]
 
 
 def run_state(script: Script, _: Words, __: Named) -> list[str]:

@@ -15,6 +15,7 @@ from strandline.state.model import (
     Diff,
     Entry,
     Hold,
+    Holder,
     Interval,
     Leaf,
     Meta,
@@ -22,6 +23,7 @@ from strandline.state.model import (
     Receipt,
     Reference,
     Session,
+    TableVersion,
 )
 from strandline.state.replay import State, initial, replay
 from tests.support.states import Shard, batch, creates, part, table, write
@@ -144,6 +146,24 @@ DAMAGES: list[tuple[str, tuple[Diff, ...]]] = [
     ),
     ("expired-sessions-are-of-the-past", (Diff("sessions", ("w9",), Session(1, 2, expired=1)),)),
     ("expired-sessions-are-of-the-past", (Diff("sessions", ("w9",), Session(1, 2, expired=99)),)),
+    ("sessions-end-step-by-step", (Diff("sessions", ("w9",), Session(1, 2, acknowledged=3)),)),
+    (
+        "sessions-end-step-by-step",
+        (Diff("sessions", ("w9",), Session(1, 2, expired=3, acknowledged=2)),),
+    ),
+    (
+        "sessions-end-step-by-step",
+        (Diff("sessions", ("w9",), Session(1, 2, expired=3, acknowledged=99)),),
+    ),
+    ("sessions-end-step-by-step", (Diff("sessions", ("w9",), Session(1, 2, 3, swept=5)),)),
+    ("holders-are-of-tables", (Diff("holders", ("t9",), Holder(1, "w1", "a")),)),
+    (
+        "holders-are-of-tables",
+        (
+            Diff("tables", ("t9", 1), TableVersion("t9", 1, "n", 0, None, 0, "rows", b"", ("k",))),
+            Diff("holders", ("t9",), Holder(0, "w1", "a")),
+        ),
+    ),
     (
         "history-is-over-when-reads-leave-it-out",
         (Diff("references", (1, b"", 1), Reference(1, 2, LEFT, P1, 1, reads_before=4)),),

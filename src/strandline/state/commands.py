@@ -432,7 +432,14 @@ class AdvanceUpper:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Ends the author's session cleanly: it has nothing uncommitted left. Its leased holds end."""
+    """Ends the author's session cleanly, because it writes no objects any more.
+
+    Its leased holds end, and what it holds exclusively is given back.
+    """
+
+    littered: bool = False
+    """Whether it may have written objects that no command entered: then it stays in the state,
+    ended and acknowledged, until they were swept. Else it is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

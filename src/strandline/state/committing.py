@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from strandline.errors import (
@@ -27,6 +27,7 @@ from strandline.state.commands import (
     Tidy,
     Write,
 )
+from strandline.state.holding import ended_with
 from strandline.state.model import Diff, Entry, Holder, Key, Progress, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State, replay
@@ -36,6 +37,7 @@ __all__ = [
     "Touches",
     "attach",
     "by_bounds",
+    "check_holders",
     "commit",
     "commit_group",
     "current_table",
@@ -76,8 +78,12 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     if meta.upper is None:
         raise UsageError("the database is finished: its upper is the empty frontier")
     check_session(state, author)
+    touched = {write.table for write in command.writes}
+    touched |= {change.after.table for change in command.changes}
+    touched |= {table for table, _ in command.positions}
+    # Before the sessions: a holder that was replaced is told by whom.
+    check_holders(state, touched, command.epochs)
     _check_sessions(state, command, author)
-    _check_holders(state, command)
     time = max(command.clock, meta.upper, command.at_least)
     diffs: list[Diff] = []
     changes = _one_per_table(command.changes)
@@ -93,9 +99,7 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     diffs += _tidied(state, command.tidies)[0]
     if command.token is not None:
         diffs.append(remember_token(state, command.token, time))
-    for table, position in command.positions:
-        holder = state.holders.get((table,)) or Holder(0, "", "")
-        diffs.append(Diff("holders", (table,), replace(holder, position=position)))
+    diffs += _held_by(state, command, author)
     diffs.append(Diff("meta", (), replace(meta, upper=time + 1)))
     return diffs, CommitResult(time)
 
@@ -139,13 +143,31 @@ def _check_sessions(state: State, command: Commit, author: Author) -> None:
             )
 
 
-def _check_holders(state: State, command: Commit) -> None:
-    """Held if somebody else holds a table that the commit touches; Fenced if the author did."""
-    epochs = dict(command.epochs)
-    touched = {write.table for write in command.writes}
-    touched |= {change.after.table for change in command.changes}
-    touched |= {table for table, _ in command.positions}
-    for table in sorted(touched | epochs.keys()):
+def _held_by(state: State, command: Commit, author: Author) -> list[Diff]:
+    """What a commit says of the holders of its tables: their positions, and that they are there."""
+    positions = dict(command.positions)
+    diffs = []
+    for table in sorted({table for table, _ in command.epochs} | positions.keys()):
+        before = state.holders.get((table,)) or Holder(0, "", "")
+        holder = replace(before, position=positions.get(table, before.position))
+        if holder.session and not is_open(state.sessions.get((holder.session,))):
+            # Its session was ended while it was silent, and it goes on under this one: the next
+            # that attaches has to end this one.
+            holder = replace(holder, session=author.session)
+        if holder != before:
+            diffs.append(Diff("holders", (table,), holder))
+    return diffs
+
+
+def check_holders(
+    state: State, touched: Collection[str], carried: Iterable[tuple[str, int]]
+) -> None:
+    """Held if somebody else holds a table that is to be touched; Fenced if the author did.
+
+    `carried` are the author's (table, epoch).
+    """
+    epochs = dict(carried)
+    for table in sorted({*touched, *epochs}):
         holder = state.holders.get((table,))
         now = 0 if holder is None or not holder.session else holder.epoch
         held = epochs.get(table, 0)
@@ -175,6 +197,7 @@ def attach(state: State, command: Attach, author: Author) -> Changes:
     if doomed is not None and doomed.expired is None and before.session != author.session:
         ended = replace(doomed, expired=state.seqno + 1, worker=before.worker)
         diffs.append(Diff("sessions", (before.session,), ended))
+        diffs += ended_with(state, before.session)
     return diffs, holder
 
 
@@ -313,4 +336,6 @@ def forget_tables(state: State, command: ForgetTables, _: Author) -> Changes:
             raise UsageError(f"table {table} has commits that are not applied; apply them first")
         if state.tidied.get((table,)) is not None:
             diffs.append(Diff("tidied", (table,), None))
+        if state.holders.get((table,)) is not None:
+            diffs.append(Diff("holders", (table,), None))
     return diffs, len(gone)

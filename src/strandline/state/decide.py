@@ -78,6 +78,8 @@ def _signed(state: State, command: Command, author: Author) -> list[Diff]:
     session = state.sessions.get((author.session,))
     if session is None:
         session = Session(count=0, opened=state.seqno + 1)
+    if isinstance(command, Attach):
+        session = replace(session, worker=command.worker)
     return [Diff("sessions", (author.session,), replace(session, count=session.count + 1))]
 
 

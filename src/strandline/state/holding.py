@@ -27,6 +27,7 @@ __all__ = [
     "acknowledge",
     "close_hold",
     "close_session",
+    "ended_with",
     "expire",
     "heartbeat",
     "move_hold",
@@ -158,11 +159,21 @@ def heartbeat(_: State, __: Heartbeat, ___: Author) -> Changes:
     return [], True
 
 
-def close_session(state: State, _: CloseSession, author: Author) -> Changes:
+def close_session(state: State, command: CloseSession, author: Author) -> Changes:
     """The transition of `CloseSession`."""
-    if not is_open(state.sessions.get((author.session,))):
+    session = state.sessions.get((author.session,))
+    if session is None or not is_open(session):
         return [], True  # one that expired is swept
-    return [Diff("sessions", (author.session,), None), *_ended(state, author.session)], True
+    after = None
+    if command.littered:
+        # The record counts, so that its outcome can be told by the state as that of any other.
+        here, count = state.seqno + 1, session.count + 1
+        after = replace(session, count=count, expired=here, acknowledged=here)
+    diffs = [Diff("sessions", (author.session,), after), *ended_with(state, author.session)]
+    for key, holder in state.holders.range():
+        if holder.session == author.session:
+            diffs.append(Diff("holders", key, replace(holder, session="")))
+    return diffs, True
 
 
 def expire(state: State, command: Expire, author: Author) -> Changes:
@@ -173,7 +184,7 @@ def expire(state: State, command: Expire, author: Author) -> Changes:
     if command.session == author.session:
         raise UsageError("a session cannot expire itself; close it")
     ended = replace(session, expired=state.seqno + 1)
-    return [Diff("sessions", (command.session,), ended), *_ended(state, command.session)], True
+    return [Diff("sessions", (command.session,), ended), *ended_with(state, command.session)], True
 
 
 def acknowledge(state: State, command: Acknowledge, _: Author) -> Changes:
@@ -200,7 +211,7 @@ def swept(state: State, command: Swept, _: Author) -> Changes:
     return [Diff("sessions", (command.session,), after)], True
 
 
-def _ended(state: State, session: str) -> list[Diff]:
+def ended_with(state: State, session: str) -> list[Diff]:
     """What a session takes with it: its leased holds, and its claim."""
     holds: dict[str, Hold | None] = {
         key[0]: None for key, hold in state.holds.range() if hold.session == session

@@ -96,6 +96,24 @@ def expired_sessions_are_of_the_past(state: State) -> Iterator[str]:
             yield f"session {session_id} of {session.opened} ended at {session.expired}"
 
 
+def sessions_end_step_by_step(state: State) -> Iterator[str]:
+    for (session_id,), session in state.sessions.range():
+        if session.acknowledged is not None and not (
+            session.expired is not None and session.expired <= session.acknowledged <= state.seqno
+        ):
+            yield f"session {session_id} is acknowledged at {session.acknowledged}, before its end"
+        if session.swept is not None and session.acknowledged is None:
+            yield f"session {session_id} was swept and is not acknowledged"
+
+
+def holders_are_of_tables(state: State) -> Iterator[str]:
+    for (table,), holder in state.holders.range():
+        if next(state.tables.prefix((table,)), None) is None:
+            yield f"table {table}, which is none, is held by {holder.worker!r}"
+        if holder.epoch < 0 or (holder.epoch == 0 and (holder.session or holder.worker)):
+            yield f"table {table} has a holder {holder.worker!r} of epoch {holder.epoch}"
+
+
 def history_is_over_when_reads_leave_it_out(state: State) -> Iterator[str]:
     for _, reference in state.references.range():
         until = reference.reads_before
@@ -161,6 +179,8 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
         frontiers_are_ordered,
         holds_are_honoured,
         expired_sessions_are_of_the_past,
+        sessions_end_step_by_step,
+        holders_are_of_tables,
         history_is_over_when_reads_leave_it_out,
         receipts_follow_one_another,
         references_are_below_upper,
