@@ -28,6 +28,7 @@ from strandline.table import Table
 from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
+from strandline.txn.prune import TablePrune, prune_tables
 from strandline.txn.vacuum import TableVacuum, vacuum_database
 from strandline.usage import usage
 from strandline.writing import WriteOptions, build, commit_writes
@@ -237,7 +238,8 @@ class Database:
     def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
         """The commits of the database, newest first, at most `limit`.
 
-        Columns: commit, time, operation, tables, rows, metadata, session.
+        Columns: commit, time, operation, tables, rows, metadata, session. It goes back as far as
+        the log does, of which a vacuum leaves the newest 1,000 records or more.
         """
         deadline = self._handle.deadline(timeout)
         store = self._handle.store
@@ -314,6 +316,28 @@ class Database:
         deadline = self._handle.deadline(_LONG_SECONDS if timeout is None else timeout)
         return vacuum_database(store, names, dry_run=dry_run, deadline=deadline, progress=progress)
 
+    def prune(
+        self,
+        table: str | Sequence[str] | None = None,
+        *,
+        before: Any,
+        progress: Callable[[str, int, int], None] | None = None,
+        timeout: float | None = None,
+    ) -> list[TablePrune]:
+        """Gives up history before a moment, whatever the tables' retention says; what it did.
+
+        `before` is what `as_of` takes, at most the latest time: no `as_of` before it can be read
+        afterwards, unless somebody holds it (`held_by` in the report says who). History goes from
+        its beginning only. What is over is deleted by a vacuum, at once or, while the deletion
+        delay lasts, by a later one. `table`, `progress` and `timeout` as in `vacuum`.
+        """
+        names = [table] if isinstance(table, str) else table
+        store = self._handle.store
+        store.check_writable()
+        deadline = self._handle.deadline(_LONG_SECONDS if timeout is None else timeout)
+        moment = parse_as_of(before)
+        return prune_tables(store, names, moment, deadline=deadline, progress=progress)
+
     def split(
         self, table: str | Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[SplitReport]:
@@ -366,8 +390,9 @@ class Database:
         """A look into a shard: the table's, or without `table` the txns shard.
 
         `what` is "log" (the newest `limit` records), "state", "rollups", "pages" (of the newest
-        rollup), or "part", for which `key` is an object key or a part's id. What columns there are
-        depends on it, and may change between versions: this is for people.
+        rollup), "holds" (and the sessions), or "part", for which `key` is an object key or a
+        part's id. What columns there are depends on it, and may change between versions: this is
+        for people.
         """
         shard = None if table is None else self.table(table).id
         return inspect(

@@ -97,7 +97,26 @@ LOG = pa.schema(
         ("rollup", pa.int64()),
     ]
 )
-ROLLUPS = pa.schema([("seqno", pa.int64()), ("object", pa.string()), ("bytes", pa.int64())])
+ROLLUPS = pa.schema(
+    [
+        ("seqno", pa.int64()),
+        ("object", pa.string()),
+        ("bytes", pa.int64()),
+        ("verified", pa.bool_()),
+    ]
+)
+HOLDS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("id", pa.string()),
+        ("since", _MOMENT),
+        ("seqno", pa.int64()),
+        ("session", pa.string()),
+        ("epoch", pa.int64()),
+        ("expired", pa.int64()),
+        ("note", pa.string()),
+    ]
+)
 PAGES = pa.schema(
     [
         ("collection", pa.string()),
@@ -120,7 +139,7 @@ JOBS = pa.schema(
     ]
 )
 
-SUBJECTS = ("log", "state", "rollups", "pages", "part")
+SUBJECTS = ("log", "state", "rollups", "pages", "holds", "part")
 """What `inspect` can look into."""
 
 
@@ -357,9 +376,14 @@ def inspect(
         return _log(machine, state, limit, deadline)
     if what == "state":
         return _facts(_inside_state(machine, state, deadline))
+    if what == "holds":
+        return pa.Table.from_pylist(machine.run(_holds, state=state), schema=HOLDS)
     rollups = machine.run(lambda s: [r for _, r in s.rollups.range()], state=state)
     if what == "rollups":
-        found = [{"seqno": r.seqno, "object": r.key, "bytes": r.size} for r in reversed(rollups)]
+        found = [
+            {"seqno": r.seqno, "object": r.key, "bytes": r.size, "verified": r.verified}
+            for r in reversed(rollups)
+        ]
         return pa.Table.from_pylist(found, schema=ROLLUPS)
     return _pages(handle, rollups[-1].key if rollups else None, deadline)
 
@@ -370,10 +394,42 @@ def _facts(facts: Iterable[tuple[str, object]]) -> pa.Table:
 
 
 def _log(machine: Machine, state: State, limit: int, deadline: Deadline) -> pa.Table:
-    """The newest records, the newest first."""
+    """The newest records, the newest first; a last row says so if the log begins with these."""
     start = max(1, state.seqno - limit + 1)
     records = machine.records(start, limit=limit, timeout=deadline.remaining())
-    return pa.Table.from_pylist([_record(record) for record in reversed(records)], schema=LOG)
+    rows = [_record(record) for record in reversed(records)]
+    if records and records[0].seqno > start:
+        note = f"the log begins with record {records[0].seqno}: a vacuum removed those before"
+        rows.append({"seqno": records[0].seqno - 1, "note": note})
+    return pa.Table.from_pylist(rows, schema=LOG)
+
+
+def _holds(state: State) -> list[dict[str, Any]]:
+    """The holds, then the sessions: with the seqno at which others ended one that was silent."""
+    holds = [
+        {
+            "kind": f"hold: {hold.kind}" if hold.kind else "hold",
+            "id": key[0],
+            "since": datetime_of(hold.since) if hold.since else None,
+            "seqno": hold.seqno,
+            "session": hold.session or None,
+            "epoch": hold.epoch,
+            "note": hold.note or None,
+        }
+        for key, hold in state.holds.range()
+    ]
+    sessions = [
+        {
+            "kind": "session",
+            "id": key[0],
+            "seqno": session.opened,
+            "session": key[0],
+            "expired": session.expired,
+            "note": f"{session.count} records",
+        }
+        for key, session in state.sessions.range()
+    ]
+    return holds + sessions
 
 
 def _record(record: LogRecord) -> dict[str, Any]:

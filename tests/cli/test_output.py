@@ -38,10 +38,15 @@ COMMANDS = [
     "parts readings",
     "compact",
     "compact --dry-run --strategy full",
+    "vacuum",
+    "vacuum readings --dry-run",
+    "prune --before 2020-01-01T00:00:00Z",
+    "usage",
     "inspect log",
     "inspect state --table readings",
     "inspect rollups",
     "inspect pages",
+    "inspect holds",
 ]
 
 

@@ -240,6 +240,7 @@ def round_of(number: int) -> list[Step]:
         overwrite("events", seed + 10, low + 30),
         Step("set", lambda db, _: db["events"].set(compaction_parts=3 + number)),
         Step("compact fully", lambda db, _: db.compact(["events", "items"], strategy="full")),
+        Step("vacuum", lambda db, _: db.vacuum()),
         Step("look", looks),
     ]
 
@@ -247,8 +248,16 @@ def round_of(number: int) -> list[Step]:
 STEPS: list[Step] = [
     Step("open", lambda db, _: db),  # every process opens the database first
     # Of the one all times stay readable, of the other the latest.
-    create("events", split_points=[30], properties={"split_rows": 150, "retention": "7 days"}),
-    create("items", kind="keyed", properties={"split_rows": 100, "retention": "0 seconds"}),
+    create(
+        "events",
+        split_points=[30],
+        properties={"split_rows": 150, "retention": "7 days", "deletion_delay": "0 seconds"},
+    ),
+    create(
+        "items",
+        kind="keyed",
+        properties={"split_rows": 100, "retention": "0 seconds", "deletion_delay": "0 seconds"},
+    ),
     *round_of(0),
     *round_of(1),
     *round_of(2),

@@ -125,6 +125,7 @@ def _never(_: Origin) -> Any:
 def _paged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small states are kept in pages too, so that pages come and go."""
     monkeypatch.setattr("strandline.shard.rollup.INLINE_BYTES_MAX", 500)
+    monkeypatch.setattr("strandline.txn.vacuum.HISTORY_RECORDS", 0)
 
 
 @pytest.fixture(name="world")
@@ -334,6 +335,90 @@ def test_usage_counts_every_object_once_and_tells_what_is_unknown(world: World) 
     assert not [r for r in db.usage().to_pylist() if r["use"] == "dead" and r["table"] == "u"]
 
 
+def test_the_history_of_commits_stays_for_as_many_records_as_promised(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.txn.vacuum.HISTORY_RECORDS", 20)
+    db = world.open()
+    table = db.create_table("t", SCHEMA, row_keys="k", properties=NOW)
+    for number in range(60):
+        table.append(rows(number))
+    vacuumed(db, world)
+    log = world.store.logs[TXNS_SHARD]
+    assert log[0].seqno > 1
+    assert 20 <= len(log) <= 50
+    assert 10 <= db.history().num_rows < 60
+
+
+def test_a_log_that_begins_later_says_so(world: World) -> None:
+    db = world.open()
+    grown(db, rounds=8)
+    vacuumed(db, world)
+    told = db.inspect("log", table="t", limit=1_000).to_pylist()
+    begin = world.store.logs[db["t"].id][0].seqno
+    assert (told[-1]["seqno"], told[-1]["command"]) == (begin - 1, None)
+    assert f"begins with record {begin}" in told[-1]["note"]
+    rollups = db.inspect("rollups", table="t").to_pylist()
+    assert sum(row["verified"] for row in rollups) >= 2
+    held = db.inspect("holds", table="t").to_pylist()
+    assert {row["kind"] for row in held} == {"hold: retention", "session"}
+
+
+# --- prune
+
+
+def test_prune_gives_up_history_before_a_time_and_nothing_after_it(world: World) -> None:
+    db = world.open()
+    table = grown(db, retention="7 days")
+    db.table("t").delete("k < 6")
+    moments = [row["commit"] for row in db.history(6).to_pylist()]
+    assert len(moments) == 6
+    table.append(rows(50))
+    apply(table)
+    late = db.history(1)["time"][0].as_py()
+    early = db.history(2)["time"][1].as_py()
+    assert keys(db.as_of(early)["t"]) == list(range(6, 12))
+    (report,) = db.prune("t", before=late)
+    assert report.held_by == ()
+    assert keys(db.as_of(late)["t"]) == [*range(6, 12), 50]
+    with pytest.raises(AsOfTooOld):
+        keys(db.as_of(early)["t"])
+    vacuumed(db, world)
+    assert check(db, world) == set()
+    (again,) = db.prune("t", before=late)
+    assert again.since == report.since
+    assert again.shard is not None
+    assert again.shard.objects == 0
+
+
+def test_prune_says_who_holds_what_it_could_not_drop(world: World) -> None:
+    db = world.open()
+    table = db.create_table("t", SCHEMA, row_keys="k", properties=NOW)
+    table.append(rows(1))
+    apply(table)
+    first = db.history(1)["time"][0].as_py()
+    changes = table.subscribe(name="mirror")
+    for number in range(2, 6):
+        table.append(rows(number))
+    apply(table)
+    (report,) = db.prune(before=db.history(1)["time"][0].as_py())
+    assert report.held_by == ("subscription:mirror",)
+    assert keys(db.as_of(first)["t"]) == [1]
+    changes.close()
+    table.drop_subscription("mirror")
+    (report,) = db.prune(before=db.history(1)["time"][0].as_py())
+    assert report.held_by == ()
+    with pytest.raises(AsOfTooOld):
+        keys(db.as_of(first)["t"])
+
+
+def test_what_has_not_happened_yet_cannot_be_pruned(world: World) -> None:
+    db = world.open()
+    grown(db)
+    with pytest.raises(UsageError, match="latest time"):
+        db.prune(before="2999-01-01T00:00:00Z")
+
+
 # --- beside readers and writers
 
 
@@ -373,16 +458,20 @@ def test_a_subscription_misses_nothing_while_history_is_given_up(world: World) -
     db, other = world.open(), world.open()
     table = db.create_table("t", SCHEMA, row_keys="k", properties=NOW)
     table.append(rows(0))
+    seen: list[int] = []
     with other["t"].subscribe() as changes:
-        seen: list[int] = []
-        for number in range(1, 6):
+        seen += next(changes).rows["k"].to_pylist()
+        for number in range(1, 9):
             table.append(rows(number))
             apply(table)
             db.compact("t", strategy="full")
             vacuumed(db, world, 2)
-            for each in changes.poll() if hasattr(changes, "poll") else ():
-                seen += each.rows["k"].to_pylist()
-    assert keys(table) == list(range(6))
+            # Always behind: what is to come was merged, and its parts are gone.
+            while number % 3 == 0 and seen[-1] < number - 1:
+                seen += next(changes).rows["k"].to_pylist()
+    assert seen == list(range(len(seen)))
+    assert len(seen) >= 6
+    assert keys(table) == list(range(9))
 
 
 def test_a_writer_that_slept_through_a_truncation_goes_on(world: World) -> None:
@@ -556,7 +645,7 @@ def test_a_dropped_table_ends_as_a_small_tombstone_and_is_forgotten(world: World
     assert check(db, world) <= set(mine), "nobody looks at the tombstone any more"
     assert not [key for key in mine if "/part/" in key]
     assert len([key for key in mine if "/page/" not in key]) <= 4
-    assert sum(len(world.store.objects[key][0]) for key in mine) < 8_000
+    assert sum(len(world.store.objects[key][0]) for key in mine) < 12_000
     assert len(log) <= 20
     with pytest.raises(UnknownTable):
         db["t"]

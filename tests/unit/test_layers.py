@@ -39,6 +39,7 @@ LAYERS: list[set[str]] = [
         "splitting",
         "statements",
         "transaction",
+        "usage",
         "subscription",
         "writing",
     },

@@ -21,6 +21,7 @@ class Subject(StrEnum):
     STATE = "state"
     ROLLUPS = "rollups"
     PAGES = "pages"
+    HOLDS = "holds"
     PART = "part"
 
 
@@ -31,7 +32,8 @@ def inspect(
         Subject,
         typer.Argument(
             help="log: its newest records; state: its sizes; rollups; pages: of the newest rollup; "
-            "part: the footer of the part KEY."
+            "holds: who keeps history or objects, and the sessions; part: the footer of the part "
+            "KEY."
         ),
     ],
     key: Annotated[

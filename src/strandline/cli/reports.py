@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.cli.app import command, open_database
 from strandline.cli.output import Form, Output, emit
 
-__all__ = ["partitions", "parts", "status", "status_of"]
+__all__ = ["partitions", "parts", "status", "status_of", "usage"]
 
 PANEL = "Reports"
 
@@ -52,6 +52,20 @@ def status_of(db: sl.Database) -> pa.Table:
 
 def _log(shard: dict[str, Any] | None) -> dict[str, int]:
     return {name: shard[name] if shard else 0 for name in ("log_records", "rollups")}
+
+
+@command("usage", example="strandline usage", panel=PANEL)
+def usage(ctx: typer.Context, output: Output = Form.TABLE) -> None:
+    """Show what objects take, by table and by what they are good for.
+
+    live: read now; history: read as of the past only; not applied: committed, not in the table's
+    shard yet; dead: waits to be deleted, and waits_for says for what (vacuum: the next one deletes
+    it); state: rollups, pages, receipts; log: records that are kept; unknown: no state names it,
+    so it is under way, or was left behind.
+    """
+    with open_database(ctx) as db:
+        rows = db.usage()
+    emit(rows, output, whole=True)
 
 
 @command("partitions", example="strandline partitions readings", panel=PANEL)

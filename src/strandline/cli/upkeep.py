@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from enum import StrEnum
@@ -15,7 +16,7 @@ from strandline.cli.loading import spark_session
 from strandline.cli.output import Form, Output, emit
 from strandline.cli.progress import bar
 
-__all__ = ["compact", "reported"]
+__all__ = ["compact", "prune", "reported", "vacuum"]
 
 PANEL = "Upkeep"
 
@@ -28,6 +29,30 @@ REPORT = pa.schema(
         ("discarded", pa.int64()),
         ("rows", pa.int64()),
         ("claimed_by", pa.string()),
+    ]
+)
+
+
+VACUUMED = pa.schema(
+    [
+        ("table", pa.string()),
+        ("dropped", pa.bool_()),
+        ("objects", pa.int64()),
+        ("bytes", pa.int64()),
+        ("waiting", pa.string()),
+        ("rollups", pa.int64()),
+        ("records", pa.int64()),
+        ("damaged", pa.list_(pa.string())),
+    ]
+)
+PRUNED = pa.schema(
+    [
+        ("table", pa.string()),
+        ("since", pa.timestamp("us", "UTC")),
+        ("held_by", pa.list_(pa.string())),
+        ("objects", pa.int64()),
+        ("bytes", pa.int64()),
+        ("waiting", pa.string()),
     ]
 )
 
@@ -90,6 +115,96 @@ def compact(
                 timeout=timeout,
             )
     emit(reported(reports), output, whole=True)
+
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="TABLE", help="Tables; else all that there are.")
+]
+
+
+@command("vacuum", example="strandline vacuum --dry-run", panel=PANEL)
+def vacuum(
+    ctx: typer.Context,
+    names: Names = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would go now, and do nothing.")
+    ] = False,
+    timeout: Timeout = LONG_SECONDS,
+    output: Output = Form.TABLE,
+) -> None:
+    """Delete objects that nothing needs any more, and shorten the logs.
+
+    An object goes once nothing refers to it, nobody holds it, and the table's deletion_delay has
+    passed since a vacuum saw it dead: so the first run deletes little, and a later one the rest.
+    What waits is said with what it waits for: a rollup, a hold, the delay, or a receipt. Without
+    TABLE, what tables left that were dropped goes as well. With --dry-run, records is the one that
+    the log would begin with.
+    """
+    with open_database(ctx, write=not dry_run) as db, bar("vacuuming") as report:
+        done = db.vacuum(
+            names or None,
+            dry_run=dry_run,
+            progress=lambda _, gone, count: report(gone, count),
+            timeout=timeout,
+        )
+    rows = [
+        {
+            "table": each.table,
+            "dropped": each.dropped,
+            "objects": each.shard.objects,
+            "bytes": each.shard.bytes,
+            "waiting": _waiting(each.shard.waiting),
+            "rollups": each.shard.rollups,
+            "records": each.shard.records,
+            "damaged": list(each.shard.damaged),
+        }
+        for each in done
+    ]
+    title = "what would go" if dry_run else "what went"
+    emit(pa.Table.from_pylist(rows, schema=VACUUMED), output, title=title, whole=True)
+
+
+@command("prune", example="strandline prune --before 2026-01-31T00:00:00Z", panel=PANEL)
+def prune(
+    ctx: typer.Context,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before", metavar="TIME", help="The earliest time to be read, such as in the example."
+        ),
+    ],
+    names: Names = None,
+    timeout: Timeout = LONG_SECONDS,
+    output: Output = Form.TABLE,
+) -> None:
+    """Give up history before a time, whatever the retention says; then vacuum.
+
+    History goes from its beginning only, and only as far as nobody holds it: held_by says who does,
+    and since, from when on the table can be read now.
+    """
+    with open_database(ctx, write=True) as db, bar("pruning") as report:
+        done = db.prune(
+            names or None,
+            before=before,
+            progress=lambda _, gone, count: report(gone, count),
+            timeout=timeout,
+        )
+    rows = [
+        {
+            "table": each.table,
+            "since": each.since,
+            "held_by": list(each.held_by),
+            "objects": 0 if each.shard is None else each.shard.objects,
+            "bytes": 0 if each.shard is None else each.shard.bytes,
+            "waiting": "" if each.shard is None else _waiting(each.shard.waiting),
+        }
+        for each in done
+    ]
+    emit(pa.Table.from_pylist(rows, schema=PRUNED), output, whole=True)
+
+
+def _waiting(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} for {reason}" for reason, count in sorted(counts.items()))
 
 
 def reported(reports: list[Any]) -> pa.Table:

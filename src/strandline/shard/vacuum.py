@@ -70,13 +70,16 @@ class Vacuum:
         *,
         delay_micros: int,
         deadline: Deadline,
+        records_min: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """`records_min`: so many records stay in the log for people to look at."""
         self._machine = machine
         self._location = location
         self._env = env
         self._delay = delay_micros
         self._deadline = deadline
+        self._records_min = records_min
         self._progress = progress
         self._log = Log(location, machine.shard, env)
         self._damaged: set[str] = set()
@@ -85,7 +88,7 @@ class Vacuum:
     def plan(self) -> ShardVacuum:
         """What a run would do. Asks nothing of the location's clock, and writes nothing."""
         plan = self._planned(self._env.now_micros())
-        return self._report(plan.delete, plan, len(plan.retire), plan.truncate_before)
+        return self._report(plan.delete, plan, len(plan.retire), self._log_begin(plan))
 
     def run(self) -> ShardVacuum:
         """Deletes what nobody can need any more.
@@ -294,11 +297,16 @@ class Vacuum:
 
     def _truncate(self, plan: VacuumPlan) -> int:
         """Removes the records that are not needed, now that their receipts exist."""
-        if plan.truncate_before <= 1:
+        before = self._log_begin(plan)
+        if before <= 1:
             return 0
         return self._location.consensus.truncate(
-            self._machine.shard, plan.truncate_before, timeout=self._deadline.remaining()
+            self._machine.shard, before, timeout=self._deadline.remaining()
         )
+
+    def _log_begin(self, plan: VacuumPlan) -> int:
+        """Records before this seqno go."""
+        return max(0, min(plan.truncate_before, plan.seqno + 1 - self._records_min))
 
     # --- objects
 

@@ -26,6 +26,9 @@ TXNS = "(transactions)"
 
 _log = logging.getLogger("strandline")
 
+HISTORY_RECORDS = 1_000
+"""Records of the txns shard that stay, because the history of commits is told from them."""
+
 _CLEARED = 2_000
 """References that one record lets go of."""
 
@@ -155,6 +158,7 @@ def _vacuum(
         store.env,
         delay_micros=delay,
         deadline=deadline,
+        records_min=HISTORY_RECORDS if name == TXNS else 0,
         progress=None if progress is None else lambda done, count: progress(name, done, count),
     )
     return vacuum.plan() if dry_run else vacuum.run()
