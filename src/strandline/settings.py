@@ -23,6 +23,10 @@ class Settings:
     Longer than outages and pauses that pass by themselves; a dead one's claim waits no longer.
     Should be the same for all processes of a database."""
 
+    grace_seconds: float = 900.0
+    """Silence of an ended session, beyond the lease, after which its objects may be swept: longer
+    than a request of its owner can be under way."""
+
     inline_bytes_max: int = 64 * KIB
     """A batch of at most this many Arrow IPC bytes is committed inside its entry, not as a part."""
 

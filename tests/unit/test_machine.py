@@ -239,6 +239,7 @@ def test_an_owner_of_nothing_whose_session_expired_goes_on_under_another(place: 
         ("Commit", ended),
         ("Expire", other.session),
         ("Commit", machine.session),
+        ("Acknowledge", machine.session),
         ("Commit", machine.session),
         ("CloseSession", machine.session),
     ]

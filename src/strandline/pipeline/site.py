@@ -80,6 +80,9 @@ class Site:
         # Spark runs tasks side by side; each of them works on one core.
         settings = replace(store.settings, threads=1)
         identity = store.identity(version, session or store.session, token)
+        for machine in (store.txns.machine, store.data(version.table)):
+            if machine.session == session:
+                machine.lends()  # of several attempts of a task one counts
         return cls(url, settings, version, identity)
 
     def workplace(self) -> Workplace:

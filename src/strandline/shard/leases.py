@@ -21,7 +21,7 @@ from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.notebook import Notebook, Observation
 from strandline.state.author import is_open
-from strandline.state.commands import Expire, Heartbeat
+from strandline.state.commands import Acknowledge, Expire, Heartbeat
 from strandline.state.replay import State
 
 __all__ = ["Lookout", "Pulse", "credit"]
@@ -38,11 +38,15 @@ def credit(
     asked: float,
     answered: float,
     lease: float,
+    *,
+    patience: float | None = None,
 ) -> tuple[dict[str, Observation], dict[str, int]]:
-    """What is known of the open sessions after one look, and those that were silent for `lease`.
+    """What is known of these sessions after one look, and those that were silent for `patience`.
 
-    `counts` are what the look found, asked for and answered at these times of one clock.
+    `counts` are what the look found, asked for and answered at these times of one clock; `patience`
+    is the lease if it is not given.
     """
+    patience = lease if patience is None else patience
     known: dict[str, Observation] = {}
     silent: dict[str, int] = {}
     for session, count in counts.items():
@@ -56,13 +60,14 @@ def credit(
             passed = max(0.0, asked - before.looked)
             seconds = before.seconds + min(passed, lease / 4)
         known[session] = Observation(count, seconds, answered)
-        if seconds >= lease:
+        if seconds >= patience:
             silent[session] = count
     return known, silent
 
 
 class Lookout:
-    """Ends sessions that are silent, shard by shard. Thread-safe.
+    """Ends sessions that are silent, shard by shard, and acknowledges the end of those that stay
+    silent. Thread-safe.
 
     What it saw is kept in the notebook as well, so that a job that runs now and then goes on where
     the one before it ended.
@@ -71,6 +76,7 @@ class Lookout:
     def __init__(self, env: Env, settings: Settings, notebook: Notebook) -> None:
         self._env = env
         self._lease = settings.lease_seconds
+        self._patience = settings.lease_seconds + settings.grace_seconds
         self._notebook = notebook
         self._seen: dict[str, dict[str, Observation]] = {}
         self._lock = threading.Lock()
@@ -83,14 +89,18 @@ class Lookout:
         asked = self._env.monotonic()
         state = machine.refresh(timeout=timeout)
         answered = self._env.monotonic()
-        counts = machine.run(_open_sessions, state=state, timeout=timeout)
+        counts, ended_counts = machine.run(_sessions, state=state, timeout=timeout)
         counts.pop(machine.session, None)
         with self._lock:
             seen = self._seen.get(machine.shard)
             if seen is None:
                 seen = self._notebook.read(machine.shard)
-            seen, silent = credit(seen, counts, asked, answered, self._lease)
-            self._seen[machine.shard] = seen
+            known, silent = credit(seen, counts, asked, answered, self._lease)
+            # What an open one was credited counts on when it has ended: it is one silence.
+            rest, quiet = credit(
+                seen, ended_counts, asked, answered, self._lease, patience=self._patience
+            )
+            seen = self._seen[machine.shard] = {**known, **rest}
         ended = [
             session
             for session, count in silent.items()
@@ -98,14 +108,21 @@ class Lookout:
         ]
         for session in ended:
             _log.info("session %s of shard %s was silent and is ended", session, machine.shard)
+        for session, count in quiet.items():
+            if machine.submit(Acknowledge(session, count), timeout=timeout):
+                _log.info("session %s of shard %s stayed silent", session, machine.shard)
         with self._lock:
-            seen = {session: seen[session] for session in seen if session not in ended}
             self._notebook.write(machine.shard, seen)
         return ended
 
 
-def _open_sessions(state: State) -> dict[str, int]:
-    return {key[0]: session.count for key, session in state.sessions.range() if is_open(session)}
+def _sessions(state: State) -> tuple[dict[str, int], dict[str, int]]:
+    """The counts of the open sessions, and of those that ended and are not acknowledged."""
+    found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for (name,), session in state.sessions.range():
+        if session.acknowledged is None:
+            found[0 if is_open(session) else 1][name] = session.count
+    return found
 
 
 # --- who lives

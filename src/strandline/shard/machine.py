@@ -31,9 +31,12 @@ from strandline.shard.upkeep import Upkeep
 from strandline.state.author import has_ended
 from strandline.state.codec import LogRecord, encode_record, record_hash
 from strandline.state.commands import (
+    Acknowledge,
     CloseSession,
     Command,
+    Commit,
     CommitGroup,
+    CommitResult,
     Heartbeat,
     RetireRollups,
     objects_of,
@@ -95,6 +98,12 @@ class Machine:
         self._registered = False
         self._ended: frozenset[str] = frozenset()
         """Sessions of this machine that others ended."""
+        self._orphans: list[SessionId] = []
+        """Those of them of which the log does not say yet that nothing is written under them."""
+        self._litter: dict[str, None] = {}
+        """Objects of the present session that were begun, and that no record entered so far."""
+        self._strewn = False
+        """Whether others than this machine write objects under the present session."""
         self._wrote_at = env.monotonic()
         """When the last record of ours was known to be in the log."""
         # Held while a command is under way, requests included: the queue of this session.
@@ -171,20 +180,30 @@ class Machine:
             )
         if self._closed:
             raise UsageError("this handle is closed; open the database again")
-        result = self._submit(command, note, deadline)
+        try:
+            result = self._submit(command, note, deadline)
+        finally:
+            # A heartbeat says that somebody lives: an owner of nothing leaves it at that.
+            if self._registered:
+                self._acknowledge_ended(deadline)
         if not self._settings.background:
             self.maybe_rollup()
         return result
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Ends the session in this shard, if it has one here. Closing twice is harmless."""
+        """Ends the session in this shard, if it has one here. Closing twice is harmless.
+
+        If it may have left objects that nothing refers to, it stays known until they are swept.
+        """
         if self._closed or self._env.process_id() != self._process:
             return
         self._closed = True
         if self._location.read_only or not (self._registered or self._unsettled):
             return
+        deadline = self._deadline(timeout)
+        self._acknowledge_ended(deadline)
         try:
-            self._submit(CloseSession(), "", self._deadline(timeout))
+            self._submit(CloseSession(littered=self.is_littered), "", deadline)
         except Fenced:
             _log.info("session %s had been ended in shard %s", self.session, self.shard)
 
@@ -199,9 +218,31 @@ class Machine:
         """
         deadline = self._deadline(timeout)
         quiet = not brief and self.quiet_seconds >= self._settings.lease_seconds / 4
-        if self._registered and (quiet or self._has_ended(deadline)):
+        # SUBTLE: registered before its first object is written: what a session leaves that the log
+        # does not know of would be found by nobody.
+        if quiet or not self._registered or self._has_ended(deadline):
             self.submit(Heartbeat(), timeout=deadline.remaining())
         return self.session
+
+    def begins(self, key: str) -> None:
+        """Takes note that an object of that key is about to be written, for a command to enter."""
+        if session_of(key) == self.session:
+            self._litter[key] = None
+
+    def lends(self) -> None:
+        """Takes note that others write objects under the present session, unknown to this machine
+        (tasks of a job, attempts that fail among them).
+        """
+        self._strewn = True
+
+    @property
+    def is_littered(self) -> bool:
+        """Whether there may be objects of the present session that nothing refers to."""
+        return self._strewn or bool(self._litter)
+
+    def has_lost(self, session: str) -> bool:
+        """Whether that was a session of this machine, and others ended it."""
+        return session in self._ended
 
     def hand_over(self, *, timeout: float | None = None) -> SessionId:
         """The session for another process to go on with (`adopt`); here another one follows.
@@ -224,12 +265,18 @@ class Machine:
             if self._registered or self._unsettled is not None:
                 raise UsageError(f"session {self.session} is at work and cannot become {session}")
             self._go_on_as(session)
+            # SUBTLE: who handed it over had registered it. So if it is gone from the state, it was
+            # ended and swept, and its parts are gone: that is not the first record of a new one.
+            self._registered = True
+            self._strewn = True
 
     def _go_on_as(self, session: SessionId) -> None:
         with self._follower.moving:
             self._upkeep.renewed(session)
             self.session = session
             self._registered = False
+            self._strewn = False
+            self._litter.clear()
 
     @property
     def quiet_seconds(self) -> float:
@@ -253,11 +300,25 @@ class Machine:
             "session %s of shard %s was ended by another while it was silent; %s goes on",
             *(self.session, self.shard, session),
         )
-        with self._follower.moving:
-            self._ended |= {self.session}
-            self._upkeep.renewed(session)
-            self.session = session
-            self._registered = False
+        self._ended |= {self.session}
+        self._orphans.append(self.session)
+        self._go_on_as(session)
+
+    def _acknowledge_ended(self, deadline: Deadline) -> None:
+        """Says of sessions that others ended that nothing is written under them any more.
+
+        SUBTLE: it may be that another thread is still writing an object under one; its command
+        will be refused. A sweep that finds something new comes again (`txn/sweep.py`).
+        """
+        while self._orphans and not self._location.read_only:
+            session = self._orphans[0]
+            try:
+                self._submit(Acknowledge(session), "", deadline)
+            except StrandlineError as error:
+                _log.info("session %s is to be acknowledged later: %s", session, error)
+                return
+            if session in self._orphans:
+                self._orphans.remove(session)
 
     def _check_objects(self, command: Command) -> None:
         """Fenced if the command enters objects of a session that others ended."""
@@ -330,10 +391,14 @@ class Machine:
             lambda slots: follower.load(state, slots, deadline),
             deadline,
         )
+        self.begins(_rollup_at(session, state.seqno))
         try:
             sealed = writer.write(state, base)
-        except Corruption as error:
-            follower.avoid(error, deadline)
+        except StrandlineError as error:
+            # Another of the same state may be written and named; this one never is.
+            self.begins(f"{_rollup_at(session, state.seqno)}, failed")
+            if isinstance(error, Corruption):
+                follower.avoid(error, deadline)
             raise
         with follower.moving:
             return self._upkeep.end(sealed, begun)
@@ -507,6 +572,8 @@ class Machine:
         return True
 
     def _won(self, attempt: _Attempt) -> None:
+        for key in _entered(attempt):
+            self._litter.pop(key, None)
         self._follower.wrote(attempt.record, attempt.digest, len(attempt.data))
         self._registered = True
         self._wrote_at = self._env.monotonic()
@@ -672,6 +739,26 @@ def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
     if not any(found) and None not in found:
         return False, False
     return (None if None in found else False), True
+
+
+def _rollup_at(session: str, seqno: int) -> str:
+    """What stands for the objects of a rollup as long as no record names it."""
+    return f"{session}/rollup at {seqno}"
+
+
+def _entered(attempt: _Attempt) -> Iterator[str]:
+    """The keys of the objects that a record entered, and what stands for those of a rollup."""
+    command, result = attempt.command, attempt.result
+    yield from objects_of(command)
+    for diff in attempt.record.diffs:
+        if isinstance(diff.after, Rollup) and session_of(diff.after.key) == attempt.record.session:
+            yield _rollup_at(attempt.record.session, diff.after.seqno)
+    commits = command.commits if isinstance(command, CommitGroup) else [command]
+    outcomes = result if isinstance(command, CommitGroup) else [result]
+    for member, outcome in zip(commits, outcomes, strict=True):
+        granted = isinstance(outcome, CommitResult) and not outcome.repeated
+        if isinstance(member, Commit) and granted:
+            yield from (part.key for write in member.writes for part in write.batch.parts)
 
 
 def _tokens_of(command: Command) -> list[tuple[str, int] | None]:

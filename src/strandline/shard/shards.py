@@ -147,7 +147,9 @@ class Shard:
 
     def new_part_key(self, session: SessionId) -> str:
         """A key for a part that the session is about to write."""
-        return str(ObjectKey(session, self.id, "part", new_part_id(self.env)))
+        key = str(ObjectKey(session, self.id, "part", new_part_id(self.env)))
+        self.machine.begins(key)
+        return key
 
     def identity(self, session: SessionId, token: str = "") -> Identity:
         """What goes into the footers of the shard's parts. They belong to no database."""

@@ -66,7 +66,7 @@ class Store:
         self.env = env
         self.settings = settings
         self.reader = PartReader(location.blob, settings, env)
-        self.txns = Txns(self._machine(txns_shard), env)
+        self.txns = Txns(self._machine(txns_shard), env, location)
         self.pulse = Pulse(env, settings)
         notebook = Notebook(env, location.url, settings.lease_seconds)
         self.lookout = Lookout(env, settings, notebook)
@@ -109,7 +109,10 @@ class Store:
 
     def new_part_key(self, table: str, session: SessionId) -> str:
         """A key for a part of the table that the session is about to write."""
-        return str(ObjectKey(session, ShardId(table), "part", new_part_id(self.env)))
+        key = str(ObjectKey(session, ShardId(table), "part", new_part_id(self.env)))
+        for machine in (self.txns.machine, self.data(table)):
+            machine.begins(key)
+        return key
 
     def identity(self, version: TableVersion, session: SessionId, token: str = "") -> Identity:
         """What goes into the footer of the table's parts, so that they speak for themselves."""
