@@ -115,7 +115,8 @@ class Vacuum:
         retired = self._retire(now)
         records = self._truncate(self._copy(now))
         deleted = self._delete(self._planned(now).delete)
-        self._drop_receipts()
+        if deleted:  # else what receipts tell of is as it was; it takes a look at every part
+            self._drop_receipts()
         return self._report(deleted, self._planned(now), retired, records)
 
     # --- what there is to do
