@@ -412,6 +412,26 @@ def test_prune_says_who_holds_what_it_could_not_drop(world: World) -> None:
         keys(db.as_of(first)["t"])
 
 
+def test_c4_after_all_before_a_rollup_is_gone_the_state_is_the_same(world: World) -> None:
+    db = world.open()
+    table = grown(db, rounds=10)
+    early = db.history(100)["time"][-2].as_py()
+    db.prune(before=db.history(1)["time"][0].as_py())
+    shard = machine(db, table)
+    before = shard.run(lambda s: [ref for _, ref in s.references.range()], state=shard.refresh())
+    vacuumed(db, world)
+    assert world.store.logs[table.id][0].seqno > 1
+    fresh = world.open()
+    other = machine(fresh, table)
+    state = other.refresh()
+    assert other.run(lambda s: [ref for _, ref in s.references.range()], state=state) == before
+    earliest = fresh.status().to_pylist()[0]["since"]
+    assert keys(fresh.as_of(earliest)["t"]) == list(range(20))
+    since = state.meta.since
+    with pytest.raises(AsOfTooOld, match=str(since)):
+        keys(fresh.as_of(early)["t"])
+
+
 def test_what_has_not_happened_yet_cannot_be_pruned(world: World) -> None:
     db = world.open()
     grown(db)

@@ -40,3 +40,7 @@ def test_its_first_screen_shows_both_commands_and_python() -> None:
 
 def test_the_python_of_the_tutorial_runs(empty: Path) -> None:
     close_all(run_python(README.parent / "docs" / "tutorial.md"))
+
+
+def test_the_python_of_the_page_on_upkeep_runs(empty: Path) -> None:
+    close_all(run_python(README.parent / "docs" / "upkeep.md"))
