@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strandline.state.model import EVERYTHING, Entry, Interval, Reference
-from strandline.state.plan import level_zero, united
+from strandline.state.plan import by_leaf, level_zero, united
 from strandline.state.replay import State
 
 __all__ = ["ChangeTask", "entry_task", "has_updates", "plan_changes", "through_within"]
@@ -45,10 +45,7 @@ def plan_changes(
     wanted = [EVERYTHING] if intervals is None else united(intervals)
     above = [r for r in level_zero(state) if has_updates(r, after, through)]
     tasks = []
-    for _, leaf in state.leaves.range():
-        inside = tuple(both for i in wanted if (both := leaf.interval.intersect(i)))
-        if not inside:
-            continue
+    for leaf, inside in by_leaf(state, wanted):
         own = (r for _, r in state.references.prefix((1, leaf.interval.lower)))
         found = [*(r for r in own if has_updates(r, after, through)), *above]
         references = tuple(r for r in found if any(r.place.intersect(i) for i in inside))

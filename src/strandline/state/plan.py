@@ -19,6 +19,7 @@ __all__ = [
     "CompactionJob",
     "ReadTask",
     "basic",
+    "by_leaf",
     "full",
     "leaf_at",
     "leaf_bounds",
@@ -90,7 +91,7 @@ def plan_read(
 
     above = [r for r in level_zero(state) if matters(r)]
     tasks: list[ReadTask] = []
-    for leaf, inside in _by_leaf(state, wanted):
+    for leaf, inside in by_leaf(state, wanted):
         references = [r for r in _of_leaf(state, leaf) if matters(r)]
         sources: list[_Placed] = [
             *((r.place, r) for r in references),
@@ -143,7 +144,7 @@ def _of_leaf(state: State, leaf: Leaf) -> list[Reference]:
     return [reference for _, reference in state.references.prefix((1, leaf.interval.lower))]
 
 
-def _by_leaf(
+def by_leaf(
     state: State, intervals: Sequence[Interval]
 ) -> Iterator[tuple[Leaf, tuple[Interval, ...]]]:
     """The leaves that the intervals touch, ascending, with what they touch of each."""
