@@ -22,6 +22,7 @@ from strandline.errors import (
     UpperMismatch,
     UsageError,
 )
+from strandline.lease import Lease
 from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
@@ -44,6 +45,7 @@ __all__ = [
     "DeadlineExceeded",
     "Fenced",
     "Held",
+    "Lease",
     "LocationError",
     "Micros",
     "Progress",

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -76,7 +77,9 @@ def connect(
     _check_options(mode, consensus, storage_options)
     chosen = settings or Settings()
     place = _place(url)
-    origin = Origin(place.url, mode, chosen, _reopen, place.leaves_process)
+    # What is in memory has no address, where it has no name: it is opened again by itself.
+    reopen = _reopen if place.leaves_process else partial(_reopen_at, place)
+    origin = Origin(place.url, mode, chosen, reopen, place.leaves_process)
     seconds = chosen.timeout_seconds if timeout is None else timeout
     return Database(Handle(_open(place, origin, create=create, timeout=seconds), origin))
 
@@ -145,9 +148,12 @@ def _lost_log(place: _Place) -> Corruption:
 
 
 def _reopen(origin: Origin) -> Store:
-    """The same database, opened by another process than the one that has a handle on it."""
-    timeout = origin.settings.timeout_seconds
-    return _open(_place(origin.url), origin, create=False, timeout=timeout)
+    """The same database, opened once more, perhaps by another process."""
+    return _reopen_at(_place(origin.url), origin)
+
+
+def _reopen_at(place: _Place, origin: Origin) -> Store:
+    return _open(place, origin, create=False, timeout=origin.settings.timeout_seconds)
 
 
 def open_blob(url: str, env: Env) -> Blob:

@@ -63,6 +63,10 @@ class Handle:
             raise UsageError(f"timeout={timeout!r}: pass seconds, a number above 0")
         return Deadline(store.env, timeout)
 
+    def another(self) -> Handle:
+        """Another handle on the same database, with a store and sessions of its own."""
+        return Handle(self.origin.reopen(self.origin), self.origin)
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""

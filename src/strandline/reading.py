@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from strandline.conditions import Comparison, Condition, key_ranges
 from strandline.env import Deadline
-from strandline.errors import Corruption, LocationError
+from strandline.errors import Corruption, Fenced, LocationError
 from strandline.handle import Handle
+from strandline.ids import session_of
 from strandline.location import BlobMissing
 from strandline.parts.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
@@ -328,10 +329,18 @@ class Reading:
         Else a compaction has put others in its place since the plan was made.
         """
         view, store = self.view, self._handle.store
+        # Who holds the table and was replaced finds objects gone that the new holder did without.
+        store.txns.learn_fate(timeout=self._seconds())
+        own = any(part.key == missing.key for e in view.own for part in e.batch.parts)
+        if own and not store.txns.is_open(session_of(missing.key), timeout=self._seconds()):
+            raise Fenced(
+                f"the session that wrote {missing.key} in this transaction was ended while its "
+                "owner was silent, and what it had not committed was deleted; begin anew"
+            ) from missing
         fresh = view_of(store, view.version.table, view.as_of, timeout=self._seconds())
         state = view.machine.refresh(timeout=self._seconds())
         used = view.machine.run(lambda s: s.parts.get((missing.key,)), state=state)
-        if used or any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
+        if own or used or any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
             raise Corruption(
                 f"the part {missing.key} of table {view.version.name!r} is missing; restore it "
                 "from a copy",

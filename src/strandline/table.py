@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,17 @@ from strandline.txn.properties import PROPERTIES, check_properties, property_of
 from strandline.txn.view import View, view_of
 from strandline.writing import Pending, WriteOptions, build, commit_writes, first_commit
 
-__all__ = ["Table"]
+__all__ = ["Table", "register_attach"]
+
+Attaching = Callable[[Handle, TableVersion, str, Any, float | None], Any]
+"""Makes the `Lease` of `Table.attach`: handle, table, worker, position, timeout."""
+
+_attaching: list[Attaching] = []
+
+
+def register_attach(function: Attaching) -> None:
+    """Says how tables are attached. `strandline.lease`, which stands above tables, calls this."""
+    _attaching.append(function)
 
 
 class Table:
@@ -52,11 +63,14 @@ class Table:
         version: TableVersion,
         as_of: int | None = None,
         transaction: Pending | None = None,
+        position: str | None = None,
     ) -> None:
         self._handle = handle
         self._version = version
         self._as_of = as_of
         self._transaction = transaction
+        self._position = position
+        """What the commits made through this object say of a log upstream, as JSON."""
 
     # --- what it is
 
@@ -450,6 +464,37 @@ class Table:
         want = self._want(where, None)
         return overwrite(self._handle, self._version, Selection(want), data, options)
 
+    # --- exclusive writing
+
+    def attach(self, worker: str, *, position: Any = None, timeout: float | None = None) -> Any:
+        """Makes `worker` the only one that may write to the table, at once; a `Lease`.
+
+        Whoever held it before is fenced, alive, stopped or dead: nobody waits for it, and nothing
+        that it has not committed ever will be. All others get `Held`, which names the worker, when
+        they write to this table; maintenance and reads go on for everybody. The lease lasts until
+        it is released or another attaches. `position` is where to begin in a log upstream if no
+        position was ever committed (`Lease.position`).
+
+        To move work without a pause, let the new worker read up to where the old one is, and
+        attach when it has caught up: what the old one commits until then counts, and the rest is
+        refused.
+        """
+        if self._as_of is not None or self._transaction is not None:
+            raise UsageError(
+                f"this is table {self._version.name!r} as of one time; attach the table itself"
+            )
+        return _attaching[-1](self._handle, self._version, worker, position, timeout)
+
+    def safe_to_prune(self, *, timeout: float | None = None) -> Any:
+        """Up to where a log upstream may be pruned: the position that the last commit with one
+        brought along, and None if none did. Positions that were refused do not count.
+        """
+        deadline = self._handle.deadline(timeout)
+        txns = self._handle.store.txns
+        state = txns.refresh(timeout=deadline.remaining())
+        holder = txns.machine.run(lambda s: s.holders.get((self._version.table,)), state=state)
+        return None if holder is None or not holder.position else json.loads(holder.position)
+
     # --- how it looks
 
     def __repr__(self) -> str:
@@ -506,7 +551,10 @@ class Table:
             )
         if self._transaction is not None:
             return self._transaction.options(operation, self._handle.deadline(timeout))
-        return WriteOptions.of(self._handle, operation, token, metadata, timeout)
+        options = WriteOptions.of(self._handle, operation, token, metadata, timeout)
+        if self._position is None:
+            return options
+        return replace(options, positions={self._version.table: self._position})
 
     def _append(
         self, operation: str, data: Any, token: Any, metadata: Any, timeout: float | None

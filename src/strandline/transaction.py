@@ -79,6 +79,7 @@ class Transaction:
         token: Any = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        positions: Mapping[str, str] | None = None,
     ) -> None:
         if isolation not in get_args(Isolation):
             raise UsageError(f"isolation={isolation!r}: choose of {', '.join(get_args(Isolation))}")
@@ -88,6 +89,7 @@ class Transaction:
         self._token = token_of(token)
         self._metadata = dict(metadata or {})
         self._timeout = timeout
+        self._positions = positions
         self._staging = Staging(store, Deadline(store.env, _STAGING_SECONDS))
         deadline = handle.deadline(timeout)
         txns = store.txns
@@ -136,13 +138,19 @@ class Transaction:
         self._check_open()
         deadline = self._handle.deadline(self._timeout if timeout is None else timeout)
         options = self.options("transaction", deadline)
-        options = replace(options, token=self._token, metadata=self._metadata, transaction=None)
+        options = replace(
+            options,
+            token=self._token,
+            metadata=self._metadata,
+            transaction=None,
+            positions=self._positions,
+        )
         writes = [
             (self._versions[table], Write(table, batch))
             for table in self._writes
             for batch in self._batches(table, options)
         ]
-        if not writes and self._token is None:
+        if not writes and self._token is None and not self._positions:
             # Reads of one moment are at one moment: that is all that there is to prove.
             self.committed = Commit(self.read_time, 0, ())
         else:

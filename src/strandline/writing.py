@@ -66,6 +66,8 @@ class WriteOptions:
     staging: Staging
     transaction: Pending | None = None
     """What the write is a piece of; None: it is a commit of its own."""
+    positions: Mapping[str, str] | None = None
+    """Per table, by id, up to where the write goes in a log upstream, as JSON."""
 
     @classmethod
     def of(
@@ -159,7 +161,7 @@ def commit_writes(
         return options.transaction.add(writes)
     store = handle.store
     real = [(version, write) for version, write in writes if write.batch.rows]
-    if not real and not changes and options.token is None:
+    if not real and not changes and options.token is None and not options.positions:
         return _nothing(handle, writes, options)
     written = [write for _, write in real]
     for write in written:
@@ -169,6 +171,7 @@ def commit_writes(
         changes=changes,
         reads=reads,
         token=options.token,
+        positions=options.positions,
         operation=options.operation,
         metadata=options.metadata,
         timeout=options.deadline.remaining(),
@@ -240,7 +243,7 @@ def commit_computed(
             given_up = view.as_of
             options.deadline.check(options.operation, may_have_happened=False)
             continue
-        if not batches and options.token is None:
+        if not batches and options.token is None and not options.positions:
             return Commit(view.as_of, 0, ())
         writes = [(view.version, Write(table, batch)) for batch in batches]
         # Also where there is nothing to write: a token's commit says so of its own, later time.

@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
         "handle",
         "history",
         "inspection",
+        "lease",
         "maintenance",
         "overlay",
         "proof",

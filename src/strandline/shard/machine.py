@@ -184,7 +184,7 @@ class Machine:
             result = self._submit(command, note, deadline)
         finally:
             # A heartbeat says that somebody lives: an owner of nothing leaves it at that.
-            if self._registered:
+            if self._registered or not isinstance(command, Heartbeat):
                 self._acknowledge_ended(deadline)
         if not self._settings.background:
             self.maybe_rollup()
@@ -198,7 +198,7 @@ class Machine:
         if self._closed or self._env.process_id() != self._process:
             return
         self._closed = True
-        if self._location.read_only or not (self._registered or self._unsettled):
+        if self._location.read_only or not (self._registered or self._unsettled or self._orphans):
             return
         deadline = self._deadline(timeout)
         self._acknowledge_ended(deadline)
@@ -239,10 +239,6 @@ class Machine:
     def is_littered(self) -> bool:
         """Whether there may be objects of the present session that nothing refers to."""
         return self._strewn or bool(self._litter)
-
-    def has_lost(self, session: str) -> bool:
-        """Whether that was a session of this machine, and others ended it."""
-        return session in self._ended
 
     def hand_over(self, *, timeout: float | None = None) -> SessionId:
         """The session for another process to go on with (`adopt`); here another one follows.

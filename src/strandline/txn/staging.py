@@ -22,6 +22,8 @@ class Staging:
         self._store = store
         self._deadline = deadline
         self._session: SessionId | None = None
+        self._tables: set[str] = set()
+        """Those that the write may write to, as far as their holders go."""
 
     def session(self) -> SessionId:
         """The session that stages. From the first time on it is kept alive."""
@@ -33,7 +35,11 @@ class Staging:
         return self._session
 
     def new_key(self, table: str) -> str:
-        """A key for a part of the table."""
+        """A key for a part of the table. Held, Fenced: nobody shall write much for nothing."""
+        if table not in self._tables:
+            timeout = self._deadline.remaining()
+            self._store.txns.check_holder(table, timeout=timeout)
+            self._tables.add(table)
         return self._store.new_part_key(table, self.session())
 
     def identity(self, version: TableVersion, token: str = "") -> Identity:

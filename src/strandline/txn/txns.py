@@ -10,7 +10,9 @@ from difflib import get_close_matches
 from strandline.env import Env
 from strandline.errors import UnknownTable
 from strandline.shard.machine import Machine
+from strandline.state.author import is_open
 from strandline.state.commands import Commit, CommitResult, Read, TableChange, Tidy, Write
+from strandline.state.committing import check_holders
 from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
@@ -34,6 +36,8 @@ class Txns:
         self._overlays: dict[str, tuple[tuple[object, int, int | None], tuple[Entry, ...]]] = {}
         """Per table what was asked last, and the answer."""
         self._lock = threading.Lock()
+        self.epochs: dict[str, int] = {}
+        """Of the tables that this handle holds exclusively: its commits to them say so."""
 
     # --- reading
 
@@ -106,6 +110,7 @@ class Txns:
         reads: Sequence[Read] = (),
         token: tuple[str, int] | None = None,
         at_least: int = 0,
+        positions: Mapping[str, str] | None = None,
         operation: str,
         metadata: Mapping[str, str] | None = None,
         timeout: float,
@@ -121,9 +126,42 @@ class Txns:
             token,
             at_least=at_least,
             reads=tuple(reads),
+            epochs=self._epochs_of(writes, changes, positions or {}),
+            positions=tuple(sorted((positions or {}).items())),
         )
         note = _note(operation, metadata, writes)
         return self._queue.commit(command, note, timeout=timeout)
+
+    def check_holder(self, table: str, *, timeout: float) -> None:
+        """Held or Fenced if a commit to the table would be refused now because of who holds it."""
+        state = self.machine.refresh(timeout=timeout)
+        held = [(table, self.epochs[table])] if table in self.epochs else []
+        self.machine.run(lambda s: check_holders(s, {table}, held), state=state)
+
+    def is_open(self, session: str | None, *, timeout: float) -> bool:
+        """Whether that is a session of this shard that may still commit."""
+        state = self.machine.refresh(timeout=timeout)
+        return self.machine.run(lambda s: is_open(s.sessions.get((session,))), state=state)
+
+    def learn_fate(self, *, timeout: float) -> None:
+        """Fenced if this handle does not hold any more what it attached to: it commits nothing,
+        under the condition that it does. For a handle that holds nothing there is nothing to learn.
+        """
+        if self.epochs:
+            command = Commit(0, epochs=tuple(sorted(self.epochs.items())))
+            self._queue.commit(command, {"operation": "attend"}, timeout=timeout)
+
+    def _epochs_of(
+        self,
+        writes: Sequence[Write],
+        changes: Sequence[TableChange],
+        positions: Mapping[str, str],
+    ) -> tuple[tuple[str, int], ...]:
+        if not self.epochs:
+            return ()
+        touched = {write.table for write in writes} | positions.keys()
+        touched |= {change.after.table for change in changes}
+        return tuple((table, self.epochs[table]) for table in sorted(touched & self.epochs.keys()))
 
     def to_be_tidied(self, keys: Iterable[Key]) -> None:
         """Tells of entries that are applied for certain; later commits retract them."""
