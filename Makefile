@@ -23,6 +23,8 @@ SEEDS ?= 2000
 SEED ?= 1
 # How many processes `make kills` kills; SEED decides where.
 KILLS ?= 300
+# How many transactions `make histories` runs in eight processes, 100 of which are killed.
+TRANSACTIONS ?= 10000
 
 # Tests marked spark share one session, so one worker runs all of them.
 PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
@@ -80,6 +82,10 @@ sim: $(STAMP) ## play many seeded histories in the simulator (SEEDS=2000 SEED=1)
 .PHONY: kills
 kills: $(STAMP) ## kill processes before and after storage calls (KILLS=300 SEED=1)
 	@$(PYTHON) -m tests.crash.kills --kills $(KILLS) --seed $(SEED)
+
+.PHONY: histories
+histories: $(STAMP) ## kill processes amid transactions, check what they saw (TRANSACTIONS=10000 SEED=1)
+	@$(PYTHON) -m tests.txn.histories --transactions $(TRANSACTIONS) --seed $(SEED)
 
 .PHONY: bench
 bench: $(STAMP) ## run the benchmarks and print their ratios (BENCH_ARGS=...)

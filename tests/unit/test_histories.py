@@ -245,8 +245,8 @@ def test_a_row_that_comes_and_goes_is_missed_before_and_after() -> None:
     assert not kinds(there, gone, between, during, did("look", 11, 50, *seen, **look))
     after = did("after", 20, 21, put(2, 5))
     end = did("end", 22, 29, put(2, 6))
-    seen = (ranged(5, 9), got(2, 5, "after"))
-    found = kinds(there, gone, after, end, did("look", 11, 50, *seen, **look))
+    while_there = did("look", 11, 50, ranged(5, 9), got(2, 5, "after"), **look)
+    found = kinds(there, gone, after, end, while_there)
     assert found == {"fuzzy read"}
 
 

@@ -258,12 +258,12 @@ class _Checker:
             if isinstance(step, Wrote):
                 own[step.table, step.key] = step.value
                 continue
-            for spans in self._spans_of(did, step, own):
-                if len(spans) != 1:
-                    apart.append(spans)
+            for found in self._spans_of(did, step, own):
+                if len(found) != 1:
+                    apart.append(found)
                     continue
-                first = max(first, spans[0][0], key=lambda limit: limit.time)
-                end = min(end, spans[0][1], key=lambda limit: limit.time)
+                first = max(first, found[0][0], key=lambda limit: limit.time)
+                end = min(end, found[0][1], key=lambda limit: limit.time)
                 if first.time >= end.time:
                     self._fuzzy(did, first, end)
                     return None
