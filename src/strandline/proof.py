@@ -55,7 +55,9 @@ def _proven(handle: Handle, read: Read, concerns: Concerns, deadline: Deadline) 
         for span in spans.spans:
             schema = typed(span.version)[0]
             wanted = Wanted(span.version, schema.keys)
-            difference = Difference(handle, wanted, spans, span, deadline.remaining())
+            # Where no time is left, the first request says so.
+            seconds = max(deadline.remaining(), 0.001)
+            difference = Difference(handle, wanted, spans, span, seconds)
             try:
                 for changed in difference.tables():
                     if changed.num_rows and concerns(read.table, changed.select(schema.keys)):

@@ -340,7 +340,11 @@ class Reading:
         fresh = view_of(store, view.version.table, view.as_of, timeout=self._seconds())
         state = view.machine.refresh(timeout=self._seconds())
         used = view.machine.run(lambda s: s.parts.get((missing.key,)), state=state)
-        if own or used or any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
+        if (
+            own
+            or used
+            or any(part.key == missing.key for e in fresh.entries for part in e.batch.parts)
+        ):
             raise Corruption(
                 f"the part {missing.key} of table {view.version.name!r} is missing; restore it "
                 "from a copy",
@@ -352,8 +356,9 @@ class Reading:
         version, as_of = self.view.version, self.view.as_of
         fresh = view_of(self._handle.store, version.table, as_of, timeout=self._seconds())
         known = (*fresh.entries, *self.view.own)
-        entries = self._handle.overlay.touching(version.table, known, piece.intervals)
-        tasks = self._plan(fresh, entries, piece.intervals)
+        intervals = piece.task.own(piece.intervals)
+        entries = self._handle.overlay.touching(version.table, known, intervals)
+        tasks = self._plan(fresh, entries, intervals)
         read = [self.read(p) for task in tasks for p in self._pieces(task, None)]
         return united_tables(read, self.arrow)
 

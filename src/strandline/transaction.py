@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from strandline.changes import touches, united_batch
 from strandline.env import Deadline, retry_delays
-from strandline.errors import LocationError, TransactionConflict, UsageError
+from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, UsageError
 from strandline.handle import Handle
 from strandline.parts.inline import decode_inline
 from strandline.proof import proven
@@ -104,7 +104,8 @@ class Transaction:
         self._lock = threading.Lock()
         self._over = ""
         self.read_time = txns.latest(known)
-        """The time at which everything is read, in µs; -1 in a database without a commit."""
+        """The time at which everything is read, in µs; -1 in a database without a commit. If the
+        table keeps no history of it any more at the first read, it becomes a later one."""
         self.committed: Commit | None = None
         """What was committed, once it was."""
 
@@ -200,8 +201,16 @@ class Transaction:
         store = self._handle.store
         base = self._bases.get(table)
         if base is None:
-            version = store.txns.table_by_id(self._state, table)
-            base = view_at(store, self._state, version, self.read_time, deadline)
+            try:
+                base = self._base(table, deadline)
+            except AsOfTooOld:
+                if self._bases or self._writes:
+                    raise
+                # Nothing was read yet, so that a later time does as well. What this handle knew
+                # may be long ago, and would stay so: nothing else looks for more.
+                self._state = store.txns.refresh(timeout=deadline.remaining())
+                self.read_time = store.txns.latest(self._state)
+                base = self._base(table, deadline)
             self._bases[table] = base
         own = tuple(self._writes.get(table, ()))
         return replace(base, entries=base.entries + own, own=own, seen=partial(self._saw, table))
@@ -222,6 +231,11 @@ class Transaction:
         return Commit(self.read_time, rows, tuple(dict.fromkeys(v.name for v, _ in writes)))
 
     # --- inside
+
+    def _base(self, table: str, deadline: Deadline) -> View:
+        store = self._handle.store
+        version = store.txns.table_by_id(self._state, table)
+        return view_at(store, self._state, version, self.read_time, deadline)
 
     def _check_open(self) -> None:
         if self._over:

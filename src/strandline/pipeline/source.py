@@ -268,7 +268,7 @@ def split_intervals(
             if gathered + rows > _SPLIT_ROWS:
                 splits.append([])
                 gathered = 0
-            splits[-1] += _bounded(task.intervals, task)
+            splits[-1] += task.own(task.intervals)
             gathered += rows
             continue
         reader = handle.store.reader
@@ -282,19 +282,9 @@ def split_intervals(
         for lower, upper in zip([b"", *points], [*points, None], strict=True):
             inside = [x for i in task.intervals if (x := i.intersect(Interval(lower, upper)))]
             if inside:
-                splits.append(_bounded(inside, task))
+                splits.append(list(task.own(inside)))
         gathered = _SPLIT_ROWS
     return [united(split) for split in splits if split]
-
-
-def _bounded(intervals: Sequence[Interval], task: ReadTask) -> list[Interval]:
-    """The intervals, narrowed to the keys that the task's sources have."""
-    lowers = [max(place.lower, part.lower) for part, place, _ in parts_of(task)]
-    uppers = [part.upper for part, _, _ in parts_of(task)]
-    lowers += [entry.batch.lower for entry in task.entries]
-    uppers += [entry.batch.upper for entry in task.entries]
-    hull = Interval(min(lowers), max(uppers) + b"\0")
-    return [both for interval in intervals if (both := interval.intersect(hull))]
 
 
 # --- writing

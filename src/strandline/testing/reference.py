@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = [
+    "Computed",
     "Copy",
     "Delete",
     "Difference",
@@ -100,7 +101,20 @@ class Copy:
         return False
 
 
-Operation = Put | Delete | Overwrite | Update | Copy
+@dataclass(frozen=True)
+class Computed:
+    """Rows that are made of what the tables show at the time of the commit, added or upserted."""
+
+    make: Callable[[Callable[[str], Counter[Row]]], tuple[Row, ...]]
+    """Is given what reads a table, by its id."""
+    rows: tuple[Row, ...] = ()
+
+    def gone(self, row: Row) -> bool:
+        """Whether a row that was there goes."""
+        return False
+
+
+Operation = Put | Delete | Overwrite | Update | Copy | Computed
 
 
 @dataclass
@@ -149,11 +163,31 @@ class TableModel:
         """The times at which something happened."""
         return sorted({time for time, _ in self.updates})
 
+    def by_keys(self, change: Counter[Row]) -> Counter[Row]:
+        """Of a keyed table: the rows that it writes (+1), and the keys that it deletes (-1)."""
+        written = Counter({row: 1 for row, diff in change.items() if diff > 0})
+        keys = {row[: self.keys] for row in written}
+        gone = {row[: self.keys] for row, diff in change.items() if diff < 0} - keys
+        written.update(dict.fromkeys(gone, -1))
+        return written
+
+    def changes(self, after: int, through: int) -> dict[int, Counter[Row]]:
+        """What happened at times in (`after`, `through`]: per time the rows' net differences."""
+        found: dict[int, Counter[Row]] = {}
+        for time, change in self.updates:
+            if after < time <= through:
+                found.setdefault(time, Counter()).update(change)
+        net = {
+            time: Counter({row: diff for row, diff in change.items() if diff})
+            for time, change in found.items()
+        }
+        return {time: change for time, change in net.items() if change}
+
 
 @dataclass
 class _Write:
-    table: str
-    operation: Operation
+    parts: Sequence[tuple[str, Operation]]
+    """Table and operation, one after the other, all at one time."""
     outcome: Literal["begun", "acknowledged", "refused", "unknown"] = "begun"
     time: int | None = None
 
@@ -176,7 +210,11 @@ class Reference:
 
     def begin(self, name: str, table: str, operation: Operation) -> None:
         """A write is about to be asked for; asking again for the same one changes nothing."""
-        self.writes.setdefault(name, _Write(table, operation))
+        self.begin_together(name, [(table, operation)])
+
+    def begin_together(self, name: str, parts: Sequence[tuple[str, Operation]]) -> None:
+        """The same for several operations at one time, each of which sees those before it."""
+        self.writes.setdefault(name, _Write(parts))
 
     def committed(self, name: str, time: int) -> None:
         """The log has it."""
@@ -188,7 +226,8 @@ class Reference:
         if write.outcome == "refused":
             raise Difference(f"{name} was refused, and is in the log all the same")
         write.time = time
-        self.tables[write.table].write(time, self._resolved(write.operation, time))
+        for table, operation in write.parts:
+            self.tables[table].write(time, self._resolved(operation, time))
 
     def acknowledged(self, name: str, time: int) -> None:
         """The caller was told that it happened, at `time`."""
@@ -259,8 +298,33 @@ class Reference:
             self.check(table, each.elements(), times)
         raise Difference(f"each of {', '.join(rows)} is right at a time, but not at one time")
 
+    def check_changes(
+        self, table: str, found: Mapping[int, Mapping[Row, int]], after: int, through: int
+    ) -> None:
+        """`found` is all that happened at times in (`after`, `through`], by time.
+
+        Of `rows`: by how much the number of each row changed. Of a `keyed` table: +1 of each row
+        that was written, -1 of each key that was deleted; a row may be said to be written that was
+        there as it was.
+        """
+        model = self.tables[table]
+        expected = model.changes(after, through)
+        for time in sorted(expected.keys() | found.keys()):
+            if not after < time <= through:
+                raise Difference(f"table {table}: a change at {time}, not in ({after}, {through}]")
+            wanted, given = expected.get(time, Counter()), Counter(dict(found.get(time, {})))
+            if model.kind == "keyed":
+                wanted = model.by_keys(wanted)
+                there = self.read(table, time)
+                for row in [row for row in given if row not in wanted and there[row]]:
+                    del given[row]
+            if given != wanted:
+                raise Difference(f"table {table} at {time}: {given} was told, and it is {wanted}")
+
     def _resolved(self, operation: Operation, time: int) -> Operation:
-        """What a copy adds at that time: it is void if its source changed after it was read."""
+        """What is computed from reads, at that time: it is void if those changed after them."""
+        if isinstance(operation, Computed):
+            return Put(operation.make(lambda table: self.read(table, time)))
         if not isinstance(operation, Copy):
             return operation
         found = self.read(operation.source, time)
@@ -268,10 +332,11 @@ class Reference:
 
     def _check_nothing(self, name: str, write: _Write, time: int) -> None:
         """Acknowledged without a record: then there was nothing to change at that time."""
-        model = self.tables[write.table]
-        change = model.effect(self._resolved(write.operation, time), model.read(time))
-        if change:
-            raise Difference(f"{name} is acknowledged at {time}, and not in the log: {change}")
+        for table, operation in write.parts:
+            model = self.tables[table]
+            change = model.effect(self._resolved(operation, time), model.read(time))
+            if change:
+                raise Difference(f"{name} is acknowledged at {time}, and not in the log: {change}")
 
 
 def _differing(one: Counter[Row], other: Counter[Row]) -> int:

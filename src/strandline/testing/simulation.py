@@ -11,7 +11,7 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.retry import RetryingBlob, RetryingConsensus
 from strandline.testing.scheduler import Process, Scheduler, cooperative_locks
 from strandline.testing.simenv import SimEnv
-from strandline.testing.watch import Seen, Watch
+from strandline.testing.watch import Guarded, GuardedLogs, Seen, Watch
 from strandline.testing.weather import Weather, stormy
 
 __all__ = ["Actor", "Simulation", "World"]
@@ -68,14 +68,18 @@ class Simulation:
         """Whether the storm is over, and actors should come to an end."""
         self.actors: list[Actor] = []
         outside = self.scheduler.process("outside")
-        self.outside = World(outside, SimEnv(self.scheduler, outside), self._inner(outside))
+        self._clock = outside
+        env = SimEnv(self.scheduler, outside)
         self.watch = Watch(
             self.store,
-            self.outside.location,
-            self.outside.env,
+            Location(
+                MemoryBlob(self.store, env), MemoryConsensus(self.store), "memory://", "memory://"
+            ),
+            env,
             on_record=on_record,
             has_parts=has_parts,
         )
+        self.outside = World(outside, env, self._inner())
 
     def act(self, name: str, live: Callable[[World], None], *, keeper: bool = False) -> None:
         """Adds an actor."""
@@ -132,7 +136,7 @@ class Simulation:
         process.clock_offset = int(self.character.uniform(-2, 2) * 1_000_000)
         actor.process = process
         env = SimEnv(self.scheduler, process)
-        location = stormy(self._inner(process), self.scheduler, process, self.weather)
+        location = stormy(self._inner(), self.scheduler, process, self.weather)
         if self._patient:
             blob = RetryingBlob(location.blob, env)
             consensus = RetryingConsensus(location.consensus, env)
@@ -148,8 +152,8 @@ class Simulation:
         task = self.scheduler.spawn(process, process.name, live)
         task.weight = self.character.choice([1.0, 1.0, 0.3, 0.05])
 
-    def _inner(self, process: Process) -> Location:
-        env = SimEnv(self.scheduler, process)
-        return Location(
-            MemoryBlob(self.store, env), MemoryConsensus(self.store), "memory://", "memory://"
-        )
+    def _inner(self) -> Location:
+        # The location has a clock of its own, whatever the process's says.
+        blob = MemoryBlob(self.store, SimEnv(self.scheduler, self._clock))
+        logs = GuardedLogs(self.store, self.watch)
+        return Location(Guarded(blob, self.watch), logs, "memory://", "memory://")

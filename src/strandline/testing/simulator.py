@@ -2,9 +2,10 @@
 
     python -m strandline.testing.simulator --seeds 1000 --first 1
 
-Writers, readers, DDL, appliers, compactors and truncation run against each other on a location in
-memory where any call may be lost, late, doubled or the last one of its process. Each answer is
-held against the reference model, each record against the invariants. A history that fails prints
+Writers, transactions, readers, subscribers, DDL, appliers, compactors and vacuums run against each
+other on a location in memory where any call may be lost, late, doubled or the last one of its
+process. Each answer is held against the reference model, each record against the invariants, and
+each delete against all that may still need the object. A history that fails prints
 its seed, its last steps and the command that plays it again.
 """
 
@@ -29,16 +30,20 @@ from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
 from strandline.settings import Settings
 from strandline.state.commands import Split
+from strandline.state.garbage import is_part
 from strandline.state.model import TableVersion
 from strandline.state.plan import STRATEGIES, leaf_at
 from strandline.testing.actors import Crowd, Ddl, Keeper, Reader, Truncator, Writer
+from strandline.testing.followers import LongReader, Subscriber
 from strandline.testing.jobs import COLUMNS, KEYS, rows_of
 from strandline.testing.reference import Reference
 from strandline.testing.simulation import Simulation, World
+from strandline.testing.transactors import Transactor
 from strandline.testing.watch import Broken, Seen
 from strandline.times import Micros
 from strandline.txn.apply import apply_table
 from strandline.txn.background import open_store
+from strandline.txn.properties import PROPERTIES, duration_micros
 from strandline.txn.store import Store
 
 __all__ = ["DATABASE", "TXNS", "History", "failure", "main", "story"]
@@ -47,6 +52,13 @@ DATABASE = DatabaseId("d" + "0" * 32)
 TXNS = ShardId("s" + "0" * 16)
 
 _STEPS = 4_000
+
+_NEVER = 1 << 62
+
+_VACUUMS = 12
+"""In which everything dead is gone: sessions that nobody ends take some of them to expire."""
+
+Person = Writer | Reader | Transactor
 
 
 class History:
@@ -68,9 +80,16 @@ class History:
         self._steps = steps
         self._commits: list[int] = []
         random = self.sim.character
-        self._retention = random.choice(["0 seconds", "1 second", "7 days"])
+        self._vacuums = random.random() < 0.7
+        self._properties = {
+            "retention": random.choice(["0 seconds", "1 second", "7 days"]),
+            "deletion_delay": random.choice(["0 seconds", "0 seconds", "1 second", "15 minutes"]),
+        }
+        self.sim.watch.deletion_delay = self._deletion_delay
+        self.sim.watch.on_news = self._check_shards
         self.settings = Settings(
             timeout_seconds=30.0,
+            lease_seconds=random.choice([900.0, 900.0, 900.0, 0.3, 0.05]),
             inline_bytes_max=random.choice([0, 1_500, 1_500, 64_000]),
             rollup_every_records=3,
             page_items_max=random.choice([4, 50]),
@@ -86,6 +105,12 @@ class History:
         self.readers = [
             Reader(self, self._random(f"reader{number}"), reads=16) for number in range(readers)
         ]
+        self.transactors = [
+            Transactor(self, f"transactor{n}", self._random(f"transactor{n}"), jobs=5)
+            for n in range(2)
+        ]
+        self.subscribers = [Subscriber(self, self._random(f"subscriber{n}"), n) for n in range(2)]
+        self.long_reader = LongReader(self, self._random("long reader"), turns=3)
         self.crowd: Crowd | None = None
         """Those who share a handle, if some do."""
         self._people(writers, jobs)
@@ -122,7 +147,9 @@ class History:
 
     def since(self, table: str) -> int:
         state = self.sim.watch.states.get(table)
-        return 0 if state is None else state.meta.since or 0
+        if state is None:
+            return 0
+        return _NEVER if state.meta.since is None else state.meta.since
 
     def fail(self, text: str) -> None:
         raise Broken(text)
@@ -140,10 +167,14 @@ class History:
                     row_keys="k",
                     sort_keys=sort,
                     kind=kind,
-                    properties={"retention": self._retention, "compaction_parts": 4},
+                    properties={**self._properties, "compaction_parts": 4},
                 )
         self.sim.play(self._steps, at_end=self._at_end)
         return self.sim.scheduler.trace_hash()
+
+    def _deletion_delay(self, shard: str) -> int:
+        text = PROPERTIES["deletion_delay"].default
+        return duration_micros(text if shard == TXNS else self._properties["deletion_delay"])
 
     def _random(self, name: str) -> Random:
         return Random(f"{name} of {self.seed}")
@@ -152,32 +183,43 @@ class History:
         act = self.sim.act
         # All but the last writer, who has a process of its own in any case.
         crowded = writers - 1 if self.sim.character.random() < 0.4 else 0
-        people: list[Writer | Reader] = []
+        people: list[Person] = []
         for number in range(writers):
             name = f"writer{number}"
             shared = number < crowded
             people.append(Writer(self, name, self._random(name), jobs=jobs, shared=shared))
         people += self.readers
-        together = [*people[:crowded], *self.readers] if crowded else []
+        people += self.transactors
+        together = [*people[:crowded], *self.readers, *self.transactors] if crowded else []
         if together:
             self.crowd = Crowd(self, together)
             act("crowd", self.crowd.live)
         for number, person in enumerate(people):
             if person not in together:
                 act(f"person{number}", person.live)
-        act("ddl", Ddl(self, self._random("ddl"), turns=6).live)
+        act("long reader", self.long_reader.live)
+        ddl = Ddl(self, self._random("ddl"), turns=6, properties=self._properties)
+        act("ddl", ddl.live)
+        for number, subscriber in enumerate(self.subscribers):
+            act(f"subscriber{number}", subscriber.live, keeper=True)
         applier = Keeper(self, self._random("applier"), _apply, pause_seconds=0.03)
         compactors = [
             Keeper(self, self._random(f"compactor{n}"), _tend, pause_seconds=0.3) for n in (0, 1)
         ]
-        truncator = Truncator(self, self._random("truncator"), self._cuts)
-        for name, keeper in (
-            ("applier", applier),
-            ("compactor0", compactors[0]),
-            ("compactor1", compactors[1]),
-            ("truncator", truncator),
-        ):
-            act(name, keeper.live, keeper=True)
+        act("applier", applier.live, keeper=True)
+        for number, keeper in enumerate(compactors):
+            act(f"compactor{number}", keeper.live, keeper=True)
+        if not self._vacuums:
+            act(
+                "truncator",
+                Truncator(self, self._random("truncator"), self._cuts).live,
+                keeper=True,
+            )
+            return
+        for number in range(2):
+            random = self._random(f"vacuumer{number}")
+            vacuumer = Keeper(self, random, _vacuum, pause_seconds=0.5)
+            act(f"vacuumer{number}", vacuumer.live, keeper=True)
 
     def _cuts(self) -> dict[str, int]:
         """Where each log may be cut."""
@@ -193,14 +235,17 @@ class History:
     def _on_record(self, seen: Seen) -> None:
         if seen.shard == TXNS:
             self._on_commit(seen)
+
+    def _check_shards(self) -> None:
+        """No table is ahead of the commits, and nothing was tidied that is not applied."""
         states = self.sim.watch.states
-        txns = seen.after if seen.shard == TXNS else states.get(TXNS)
+        txns = states.get(TXNS)
         if txns is None or txns.meta.upper is None:
             return
-        for shard, state in [*states.items(), (seen.shard, seen.after)]:
-            if shard == TXNS:
+        for shard, state in states.items():
+            upper = state.meta.upper
+            if shard == TXNS or upper is None:  # or dropped, and over
                 continue
-            upper = state.meta.upper or 0
             if upper > txns.meta.upper:
                 raise Broken(f"{shard} is at {upper}, beyond the database at {txns.meta.upper}")
             progress = txns.tidied.get((shard,))
@@ -234,6 +279,32 @@ class History:
             for version in self._versions():
                 _apply(db, version.table, self._random("end"))
             self._check_all(db, 2)
+            for subscriber in self.subscribers:
+                subscriber.finish(db)
+            if self._vacuums:
+                self._vacuum_all(db)
+                self._check_all(db, 2)
+
+    def _vacuum_all(self, db: Database) -> None:
+        """What is dead goes in the end, with the sessions that hold it back and are dead, too."""
+        for _ in range(_VACUUMS):
+            self.sim.scheduler.now += 3_600_000_000
+            db.vacuum()
+            self.sim.watch.look()
+            waiting = [
+                key[1]
+                for state in self.sim.watch.states.values()
+                for key, _ in state.dead.range()
+                if is_part(key[1])
+            ]
+            if not waiting:
+                break
+        else:
+            raise Broken(f"{_VACUUMS} vacuums, one an hour, leave {waiting}")
+        dead = {key[1] for state in self.sim.watch.states.values() for key, _ in state.dead.range()}
+        forgotten = [key for key in self.sim.watch.left_behind() if key not in dead]
+        if forgotten:
+            raise Broken(f"nobody remembers that these are dead: {forgotten}")
 
     def _check_all(self, db: Database, moments: int) -> None:
         times = self.times()
@@ -273,6 +344,16 @@ def _tend(db: Database, table: str, random: Random) -> None:
     leaf = machine.run(lambda s: leaf_at(s, point), state=state)
     if leaf.interval.lower != point:
         machine.submit(Split(leaf.id, leaf.interval.lower, (point,)), timeout=20)
+
+
+def _vacuum(db: Database, table: str, random: Random) -> None:
+    """Everything, or one table."""
+    if random.random() < 0.5:
+        db.vacuum(timeout=25)
+        return
+    store = db._handle.store  # noqa: SLF001
+    version = store.txns.table_by_id(store.txns.refresh(timeout=20), table)
+    db.vacuum(version.name, timeout=25)
 
 
 def _never(_: Origin) -> Store:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import BinaryIO
+
+import pyarrow as pa
 
 from strandline.env import Deadline, Env
-from strandline.location import Location
-from strandline.location.memory import MemoryStore
+from strandline.ids import session_of
+from strandline.location import Blob, BlobInfo, Location
+from strandline.location.memory import MemoryConsensus, MemoryStore
 from strandline.shard.chain import follow
 from strandline.shard.opening import Log, open_state
-from strandline.state.codec import LogRecord, decode_page
+from strandline.state.author import is_open
+from strandline.state.codec import LogRecord, decode_page, decode_rollup
+from strandline.state.garbage import is_part
 from strandline.state.invariants import broken
-from strandline.state.model import Entry, Reference, Rollup
-from strandline.state.pages import PagesNeeded
+from strandline.state.model import Dead, Entry, Reference, Rollup, Session
+from strandline.state.pages import Page, PagesNeeded
 from strandline.state.replay import State, initial
 
-__all__ = ["Broken", "Seen", "Watch"]
+__all__ = ["Broken", "Guarded", "GuardedLogs", "Seen", "Watch"]
 
 
 class Broken(AssertionError):
     """Something that must always hold does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    shard: str
+    seqno: int
+    referenced: bool
+    """Whether it ever belonged to the table: not what a discarded compaction wrote."""
+    at: int
+    """By the location's clock; µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +69,124 @@ class Watch:
         self._env = env
         self._on_record = on_record
         self._has_parts = has_parts
+        self.deletion_delay: Callable[[str], int] = lambda _: 0
+        """How long what is dead in a shard has to stay; µs."""
+        self.on_news: Callable[[], None] = lambda: None
+        """Is called when all that is new was taken in, of all logs."""
+        self.deletes = 0
+        """Objects that were deleted, probes aside."""
+        self._deaths: dict[str, _Death] = {}
+        self._deleted: set[str] = set()
+        self._ended: set[str] = set()
+        """Sessions that were seen to end."""
+        self._pages: dict[str, frozenset[str]] = {}
+        """The pages of each rollup, by key."""
+        self._broken: list[str] = []
 
     def look(self) -> None:
         """Takes in what is new in the logs. Raises `Broken` for what should not be."""
+        if self._broken:
+            raise Broken(self._broken[0])
+        news = False
         for shard, log in list(self._store.logs.items()):
             state = self.states.get(shard) or initial()
             if log[-1].seqno == state.seqno:
                 continue
+            news = True
             new = [record for record in log if record.seqno > state.seqno]
             for found in new:
                 after, (record,) = follow(state, shard, [found])
                 self._check(shard, record, after)
+                self._remember(shard, record, state)
                 self.states[shard] = after
                 self._on_record(Seen(shard, record, state, after))
                 state = after
+        if news:
+            self.on_news()
+
+    def delete(self, key: str) -> None:
+        """An object is about to be deleted. Raises `Broken` if anybody may still need it."""
+        if "/probe/" in key:
+            return
+        self.look()
+        needed = self._needed(key)
+        if needed:
+            # For a delete that nobody waits for any more, too.
+            self._broken.append(f"{key} is deleted, but {needed}")
+            raise Broken(self._broken[-1])
+        self._deleted.add(key)
+        self.deletes += 1
+
+    def _needed(self, key: str) -> str:
+        """What for; empty if it is not."""
+        for shard, state in self.states.items():
+            if state.parts.get((key,)) is not None:
+                return f"references of {shard} name it"
+            if any(receipt.key == key for _, receipt in state.receipts.range()):
+                return f"it is a receipt of {shard}"
+            for _, rollup in state.rollups.range():
+                if key == rollup.key or key in self._pages_of(rollup):
+                    return f"the rollup of {shard} at {rollup.seqno} names it"
+            for _, entry in state.entries.range():
+                data = self.states.get(entry.table)
+                upper = 0 if data is None else data.meta.upper
+                unapplied = upper is not None and entry.time >= upper
+                if unapplied and any(part.key == key for part in entry.batch.parts):
+                    return f"the commit at {entry.time} to {entry.table} is not applied"
+        death = self._deaths.get(key)
+        if death is not None:
+            return self._too_early(key, death)
+        if session_of(key) not in self._ended:
+            return "no record says that it is dead, and its session was not ended"
+        return ""
+
+    def _too_early(self, key: str, death: _Death) -> str:
+        state = self.states[death.shard]
+        said = f"it died at {death.seqno} of {death.shard}"
+        for (hold_id,), hold in state.holds.range():
+            if hold.seqno is not None and hold.seqno < death.seqno:
+                return f"{said}, and the hold {hold_id} is at {hold.seqno}"
+        verified = max((r.seqno for _, r in state.rollups.range() if r.verified), default=-1)
+        if is_part(key) and verified < death.seqno:
+            return f"{said}, and the newest rollup that was read back is at {verified}"
+        if self._env.now_micros() - death.at < self.deletion_delay(death.shard):
+            return f"{said}, only {self._env.now_micros() - death.at} microseconds ago"
+        copied = max((receipt.last for _, receipt in state.receipts.range()), default=0)
+        if death.referenced and copied < death.seqno:
+            return f"{said}, and receipts reach {copied}"
+        return ""
+
+    def left_behind(self) -> list[str]:
+        """Objects that are dead, or were, and are still there."""
+        return sorted(key for key in self._deaths if key in self._store.objects)
+
+    def _remember(self, shard: str, record: LogRecord, before: State) -> None:
+        now = self._env.now_micros()
+        for diff in record.diffs:
+            if isinstance(diff.after, Dead):
+                referenced = is_part(diff.after.key) and diff.after.born < diff.after.dead
+                self._deaths[diff.after.key] = _Death(shard, record.seqno, referenced, now)
+            elif diff.collection == "dead" and diff.key[1] not in self._deleted:
+                raise Broken(
+                    f"record {record.seqno} of {shard} forgets {diff.key[1]}, not deleted yet"
+                )
+            elif diff.collection == "sessions":
+                (session,) = diff.key
+                after = diff.after if isinstance(diff.after, Session) else None
+                if not is_open(after) and is_open(before.sessions.get(diff.key)):
+                    self._ended.add(session)
+
+    def _pages_of(self, rollup: Rollup) -> frozenset[str]:
+        found = self._pages.get(rollup.key)
+        if found is None:
+            manifest = decode_rollup(self._store.objects[rollup.key][0], rollup.key)
+            found = self._pages[rollup.key] = frozenset(
+                ref.key
+                for pages in manifest.pages.values()
+                if not isinstance(pages, Page)
+                for ref in pages
+            )
+        return found
 
     def check_rollups(self) -> None:
         """What a newcomer would open is what the log says, for every shard."""
@@ -119,3 +240,50 @@ def _parts_named(record: LogRecord) -> list[str]:
         elif isinstance(diff.after, Reference):
             keys.append(diff.after.part.key)
     return keys
+
+
+class Guarded:
+    """A Blob that asks a `Watch` before it deletes."""
+
+    def __init__(self, inner: Blob, watch: Watch) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    def get(self, key: str, *, timeout: float) -> bytes:
+        return self._inner.get(key, timeout=timeout)
+
+    def get_range(self, key: str, start: int, length: int, *, timeout: float) -> bytes:
+        return self._inner.get_range(key, start, length, timeout=timeout)
+
+    def put(self, key: str, data: bytes, *, timeout: float) -> None:
+        self._inner.put(key, data, timeout=timeout)
+
+    def upload(self, key: str, *, timeout: float) -> AbstractContextManager[BinaryIO]:
+        return self._inner.upload(key, timeout=timeout)
+
+    def open(self, key: str, *, timeout: float) -> pa.NativeFile:
+        return self._inner.open(key, timeout=timeout)
+
+    def delete(self, key: str, *, timeout: float) -> bool:
+        self._watch.delete(key)
+        return self._inner.delete(key, timeout=timeout)
+
+    def list(
+        self, prefix: str, *, start_after: str | None = None, timeout: float
+    ) -> Iterator[BlobInfo]:
+        return self._inner.list(prefix, start_after=start_after, timeout=timeout)
+
+    def close(self) -> None:
+        """The inner one belongs to its maker."""
+
+
+class GuardedLogs(MemoryConsensus):
+    """A Consensus of whose records a `Watch` misses none."""
+
+    def __init__(self, store: MemoryStore, watch: Watch) -> None:
+        super().__init__(store)
+        self._watch = watch
+
+    def truncate(self, shard: str, before_seqno: int, *, timeout: float) -> int:
+        self._watch.look()
+        return super().truncate(shard, before_seqno, timeout=timeout)
