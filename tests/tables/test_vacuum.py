@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -553,6 +554,48 @@ def test_two_vacuums_at_once_do_what_one_does(world: World) -> None:
     vacuumed(db, world)
     assert check(db, world) == set()
     assert keys(db["t"]) == list(range(12))
+
+
+def test_nobody_notices_a_vacuum_that_never_stops(world: World) -> None:
+    writer = world.open()
+    table = writer.create_table("t", SCHEMA, row_keys="k", properties=NOW)
+    table.append(rows(0))
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def until_over(work: Callable[[], object]) -> None:
+        try:
+            while not over.is_set():
+                work()
+        except BaseException as error:  # noqa: BLE001  told to the test below
+            failures.append(error)
+            over.set()
+
+    def look(reader: Table) -> None:
+        found = keys(reader)
+        assert found == list(range(len(found)))
+
+    vacuum, merge, reader = world.open(), world.open(), world.open(read_only=True)["t"]
+    works: list[Callable[[], object]] = [
+        vacuum.vacuum,
+        lambda: merge.compact("t", strategy="full"),
+        lambda: look(reader),
+    ]
+    threads = [threading.Thread(target=until_over, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 80):
+        if over.is_set():
+            break
+        table.append(rows(number))
+        look(table)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert keys(table) == list(range(80))
+    vacuumed(writer, world)
+    check(writer, world)
 
 
 # --- receipts
