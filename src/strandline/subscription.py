@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.differences import Difference, Wanted
+from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
@@ -22,7 +23,7 @@ from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of
 from strandline.txn.changes import Spans, look, too_old
 from strandline.txn.holds import Place, hold_place
-from strandline.txn.view import view_of
+from strandline.txn.view import View, view_of
 
 __all__ = ["Change", "Course", "Subscription", "start_of"]
 
@@ -322,9 +323,10 @@ class Course:
         """The rows as of the time at which the subscription begins; each change but the last is
         not complete.
         """
-        handle, wanted, time = self._handle, self._wanted, self._after
+        handle, wanted = self._handle, self._wanted
         deadline = handle.deadline(None)
-        view = view_of(handle.store, wanted.version.table, time, timeout=deadline.remaining())
+        view = self._snapshot_view(deadline)
+        time = view.as_of
         want = Want(wanted.columns, condition=wanted.condition)
         last: pa.Table | None = None
         for rows in Reading(handle, view, want, deadline).tables():
@@ -332,6 +334,21 @@ class Course:
                 yield self._deliver(last, None)
             last = wanted.as_changes(rows, time)
         yield self._deliver(wanted.arrow.empty_table() if last is None else last, time)
+
+    def _snapshot_view(self, deadline: Deadline) -> View:
+        store, table = self._handle.store, self._wanted.version.table
+        while True:
+            try:
+                return view_of(store, table, self._after, timeout=deadline.remaining())
+            except AsOfTooOld:
+                # SUBTLE: without a hold (a handle that only reads, or a lease that is over) what
+                # was the latest time may be given up before it is read. A later one does as well,
+                # as nothing was delivered yet.
+                later = self._where("snapshot", deadline.remaining()).after
+                if later == self._after or not self._whole:
+                    raise
+                self._after = later
+                deadline.check("beginning a subscription", may_have_happened=False)
 
     # --- what came after it
 

@@ -8,17 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from strandline import writing
+from strandline import proof, writing
 from strandline.database import Database
-from strandline.env import RealEnv
+from strandline.env import Deadline, RealEnv
+from strandline.errors import DeadlineExceeded, TransactionConflict
 from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
+from strandline.state.commands import Read
+from strandline.state.model import EVERYTHING
 from strandline.table import Table
 from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob, FaultyConsensus
-from strandline.txn import view
+from strandline.txn import changes, view
 from strandline.txn.background import open_store
 from tests.tables.helpers import apply
 
@@ -178,3 +181,81 @@ def test_a_token_that_was_committed_is_success_though_its_record_is_hard_to_read
     failing += [FAIL_BEFORE] * 3
     assert table.history().num_rows == 2
     assert found(table) == [(1, 1)]
+
+
+def test_parts_that_go_while_a_leaf_is_read_in_several_pieces_give_their_rows_once(
+    db: Database, open_database: Callable[..., Database]
+) -> None:
+    # Each piece whose part was gone was planned anew for the whole leaf.
+    events = db.create_table("events", COLUMNS, row_keys="k")
+    for first in (0, 10, 20):
+        events.append(rows((first, 1), (first + 1, 1)))
+        apply(events)
+    everything = found(events)
+    with open_database().transaction() as transaction:
+        scan = transaction["events"].scan()
+        assert scan.explain().parts == 3
+        db.compact("events", strategy="full")
+        store = events._handle.store
+        dead = [key[1] for key, _ in store.data(events.id).state.dead.range()]
+        assert len(dead) == 3
+        for key in dead:
+            store.location.blob.delete(key, timeout=9)
+        assert [(row["k"], row["v"]) for row in scan.to_arrow().to_pylist()] == everything
+
+
+def test_a_transaction_on_a_handle_that_was_idle_for_long_reads_what_is_kept(
+    db: Database, open_database: Callable[..., Database]
+) -> None:
+    # "serializable" begins with what the handle knows; nothing ever made it look for more.
+    events = db.create_table("brief", COLUMNS, row_keys="k", properties={"retention": "0 seconds"})
+    events.append(rows((1, 1)))
+    idle = open_database()
+    assert "brief" in idle.tables()
+    events.append(rows((2, 2)))
+    apply(events)
+    events.append(rows((3, 3)))
+    apply(events)
+    db.compact("brief", strategy="full")
+    with idle.transaction(isolation="serializable") as transaction:
+        assert transaction["brief"].scan().count() == 3
+        events.append(rows((4, 4)))
+        apply(events)
+        db.compact("brief", strategy="full")
+        assert transaction["brief"].scan().count() == 3
+
+
+def test_a_proof_that_runs_out_of_time_says_so(
+    open_database: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It was a UsageError about a timeout of 0 that nobody had passed.
+    db = open_database(settings=Settings(background=False, inline_bytes_max=0))
+    events = db.create_table("events", COLUMNS, row_keys="k")
+    deadline = Deadline(events._handle.store.env, 60)
+    read = Read(events.id, events.append(rows((1, 1))).micros + 1, (EVERYTHING,))
+    events.append(rows((2, 2)))
+    look = changes.look
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        spans = look(*arguments, **more)
+        deadline.at = 0.0
+        return spans
+
+    monkeypatch.setattr(proof, "look", slow)
+    with pytest.raises((DeadlineExceeded, TransactionConflict)):
+        proof.proven(events._handle, [read], lambda _, __: True, deadline)
+
+
+def test_a_subscription_without_a_hold_begins_with_a_snapshot_that_is_kept(
+    db: Database, open_database: Callable[..., Database]
+) -> None:
+    # What was the latest time when it began was given up before the snapshot was read.
+    events = db.create_table("brief", COLUMNS, row_keys="k", properties={"retention": "0 seconds"})
+    events.append(rows((1, 1)))
+    following = open_database(mode="r")["brief"].subscribe(timeout=0.1)
+    for key in (2, 3):
+        events.append(rows((key, key)))
+        apply(events)
+    db.compact("brief", strategy="full")
+    snapshot = next(following)
+    assert snapshot.rows.column("k").to_pylist() == [1, 2, 3]
