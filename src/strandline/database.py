@@ -25,7 +25,7 @@ from strandline.sql import run_sql
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.table import Table
-from strandline.times import Commit, datetime_of, parse_as_of
+from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
 from strandline.txn.prune import TablePrune, prune_tables
@@ -403,6 +403,19 @@ class Database:
             limit=limit,
             deadline=self._handle.deadline(timeout),
         )
+
+    def confirm_clock(self, *, timeout: float | None = None) -> Micros:
+        """Says that the clock of this machine is right, after somebody has looked at it.
+
+        A jump of time by more than a day is doubted where no other clock vouches for it: retention
+        then goes by the time before the jump, until 16 commits over a day have made the new time
+        plausible, or this is called. And where commits were made with a clock that was ahead, this
+        lets others write again: their commits get times right after those. Returns the time by
+        which retention goes now. ClockSkew if the location's clock says otherwise.
+        """
+        store, deadline = self._handle.store, self._handle.deadline(timeout)
+        store.check_writable()
+        return Micros(max(0, store.txns.confirm_clock(timeout=deadline.remaining())))
 
     # --- the handle
 

@@ -38,6 +38,7 @@ COMMANDS = [
     "parts readings",
     "compact",
     "compact --dry-run --strategy full",
+    "confirm-clock",
     "vacuum",
     "vacuum readings --dry-run",
     "prune --before 2020-01-01T00:00:00Z",

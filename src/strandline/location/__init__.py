@@ -23,6 +23,8 @@ class Location:
     read_only: bool = False
     txns: str = ""
     """The txns shard of the database that is there; empty: there is none."""
+    own_clock: bool = False
+    """Whether objects get their times from a clock that is not the machine's own."""
 
     def close(self) -> None:
         """Lets go of files and connections. What was opened here is useless then."""

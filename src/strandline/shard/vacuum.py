@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from strandline.env import Deadline, Env
 from strandline.errors import Corruption, LocationError
-from strandline.ids import ObjectKey, new_probe_id
 from strandline.location import BlobMissing, Location
 from strandline.shard.machine import Machine
 from strandline.shard.opening import Log
+from strandline.shard.probe import location_time
 from strandline.shard.receipts import parts_named, write_receipt
 from strandline.state.codec import Manifest, decode_page, decode_rollup
 from strandline.state.commands import Collect, Heartbeat, KeepReceipts, RetireRollups
@@ -158,22 +158,9 @@ class Vacuum:
 
         The machine's own clock is compared with nothing: several machines vacuum one shard.
         """
-        machine, blob = self._machine, self._location.blob
-        session = machine.session
-        key = str(ObjectKey(session, machine.shard, "probe", new_probe_id(self._env)))
-        try:
-            blob.put(key, b"", timeout=self._deadline.remaining())
-            for found in blob.list(key, timeout=self._deadline.remaining()):
-                return found.modified
-        finally:
-            try:
-                blob.delete(key, timeout=self._deadline.remaining())
-            except LocationError as error:
-                # The sweep of this session finds it.
-                _log.warning("%s, which nobody needs, could not be deleted: %s", key, error)
-        raise LocationError(
-            f"the object {key} was put and is not listed; nothing was vacuumed",
-            may_have_happened=False,
+        machine = self._machine
+        return location_time(
+            self._location, machine.shard, machine.session, self._env, self._deadline
         )
 
     # --- rollups

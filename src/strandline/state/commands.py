@@ -40,6 +40,7 @@ __all__ = [
     "CommitGroup",
     "CommitResult",
     "Compact",
+    "ConfirmClock",
     "Describe",
     "Expire",
     "Finish",
@@ -107,7 +108,7 @@ class Commit:
 
     Errors: UnknownTable (a table id that is not registered), UsageError (a name that exists, a
     token number that was passed), TransactionConflict (see `Read`, a stale `expected_version`),
-    Fenced.
+    ClockSkew (a clock that is far behind the shard's upper), Fenced.
     """
 
     clock: int
@@ -122,6 +123,8 @@ class Commit:
     """(table, epoch) of the tables that the author holds exclusively."""
     positions: tuple[tuple[str, str], ...] = ()
     """(table, position): up to where the writes go in the log that each holder reads."""
+    clock_checked: bool = False
+    """Whether `clock` agrees with a clock that is not this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,16 @@ class CommitGroup:
 
     commits: tuple[Commit, ...]
     tidies: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmClock:
+    """An operator says that `clock` is right: what doubted it does so no more.
+
+    Result: by which time retention goes from now on.
+    """
+
+    clock: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +512,7 @@ Command = (
     | Commit
     | CommitGroup
     | Compact
+    | ConfirmClock
     | Describe
     | Expire
     | Finish

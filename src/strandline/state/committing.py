@@ -15,6 +15,7 @@ from strandline.errors import (
 )
 from strandline.ids import session_of
 from strandline.state.author import Author, Changes, check_session, has_ended, is_open
+from strandline.state.clocks import check_clock, passed
 from strandline.state.commands import (
     Attach,
     Commit,
@@ -84,6 +85,7 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     # Before the sessions: a holder that was replaced is told by whom.
     check_holders(state, touched, command.epochs)
     _check_sessions(state, command, author)
+    check_clock(meta, command.clock)
     time = max(command.clock, meta.upper, command.at_least)
     diffs: list[Diff] = []
     changes = _one_per_table(command.changes)
@@ -100,7 +102,7 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     if command.token is not None:
         diffs.append(remember_token(state, command.token, time))
     diffs += _held_by(state, command, author)
-    diffs.append(Diff("meta", (), replace(meta, upper=time + 1)))
+    diffs.append(Diff("meta", (), passed(meta, time, command)))
     return diffs, CommitResult(time)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strandline.state import collecting, committing, holding, placing
+from strandline.state import clocks, collecting, committing, holding, placing
 from strandline.state.author import Author, Changes, check_session
 from strandline.state.commands import (
     Acknowledge,
@@ -29,6 +29,7 @@ from strandline.state.commands import (
     Commit,
     CommitGroup,
     Compact,
+    ConfirmClock,
     Describe,
     Expire,
     Finish,
@@ -97,6 +98,7 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
     Commit: committing.commit,
     CommitGroup: committing.commit_group,
     Compact: placing.compact,
+    ConfirmClock: clocks.confirm_clock,
     Describe: placing.describe,
     Expire: holding.expire,
     Finish: placing.finish,

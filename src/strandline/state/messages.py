@@ -132,6 +132,11 @@ def _put_meta(item: pb.Item, meta: Meta, _: Key) -> None:
     message.references = meta.references
     message.origin = meta.origin
     message.claim = meta.claim
+    if meta.frozen is not None:
+        message.frozen = meta.frozen
+    message.jumped = meta.jumped
+    message.since_jump = meta.since_jump
+    message.ahead = meta.ahead
 
 
 def _get_meta(item: pb.Item, _: Key) -> Meta:
@@ -144,6 +149,10 @@ def _get_meta(item: pb.Item, _: Key) -> Meta:
         message.references,
         cast("Origin", message.origin),
         message.claim,
+        message.frozen if message.HasField("frozen") else None,
+        message.jumped,
+        message.since_jump,
+        message.ahead,
     )
 
 

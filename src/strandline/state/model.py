@@ -329,6 +329,16 @@ class Meta:
     The first one decides; the other is refused from then on."""
     claim: str = ""
     """The session that maintains the shard now; empty, or a session that is not open: nobody."""
+    frozen: int | None = None
+    """Of a txns shard: the last time before a clock jumped ahead that nothing vouches for. What
+    goes by the passing of time, such as retention, goes by this time; None: by the latest."""
+    jumped: int = 0
+    """The time that it jumped to."""
+    since_jump: int = 0
+    """Commits since then."""
+    ahead: int = 0
+    """Of a txns shard whose time ran ahead of the clock, as an operator confirmed: its upper
+    then. Clocks that are behind it are right; 0: none is known to be."""
 
 
 @dataclass(frozen=True, slots=True)

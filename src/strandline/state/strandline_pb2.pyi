@@ -117,7 +117,7 @@ class Batch(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., inline: _Optional[bytes] = ..., rows: _Optional[int] = ..., lower: _Optional[bytes] = ..., upper: _Optional[bytes] = ..., has_diff: _Optional[bool] = ..., distinct: _Optional[bool] = ..., schema_version: _Optional[int] = ...) -> None: ...
 
 class Meta(_message.Message):
-    __slots__ = ("format", "upper", "since", "leaves", "references", "origin", "claim")
+    __slots__ = ("format", "upper", "since", "leaves", "references", "origin", "claim", "frozen", "jumped", "since_jump", "ahead")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     UPPER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,10 @@ class Meta(_message.Message):
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    JUMPED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_JUMP_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     format: int
     upper: int
     since: int
@@ -132,7 +136,11 @@ class Meta(_message.Message):
     references: int
     origin: str
     claim: str
-    def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ..., origin: _Optional[str] = ..., claim: _Optional[str] = ...) -> None: ...
+    frozen: int
+    jumped: int
+    since_jump: int
+    ahead: int
+    def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ..., origin: _Optional[str] = ..., claim: _Optional[str] = ..., frozen: _Optional[int] = ..., jumped: _Optional[int] = ..., since_jump: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("count", "opened", "expired", "acknowledged", "swept", "worker")

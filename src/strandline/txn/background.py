@@ -174,6 +174,7 @@ class Background:
                 return
             self._look_at = self._store.env.monotonic() + self._look_every
             tables, self._written = self._written, set()
+        self._store.txns.clock.measure(timeout=timeout)
         self._store.look_out(sorted(tables), timeout=timeout)
 
     def _roll_up(self, *, timeout: float) -> None:

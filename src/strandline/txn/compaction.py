@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from strandline.env import Deadline
 from strandline.errors import Fenced, StrandlineError
 from strandline.shard.merging import Workshop, run_job
+from strandline.state.clocks import settled_time
 from strandline.state.commands import Claim, Compact, Output, Retain
 from strandline.state.model import TableVersion
 from strandline.state.plan import (
@@ -268,7 +269,7 @@ def _retain(store: Store, version: TableVersion, data: State, deadline: Deadline
     applied ◆.
     """
     retention = duration_micros(property_of(version, "retention"))
-    latest = store.txns.latest(store.txns.machine.state)
+    latest = settled_time(store.txns.machine.state.meta)
     upper, since = data.meta.upper, data.meta.since
     if upper is None or since is None:
         return

@@ -7,16 +7,26 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
-from strandline.env import Env
+from strandline.env import Deadline, Env
 from strandline.errors import UnknownTable
+from strandline.location import Location
 from strandline.shard.machine import Machine
 from strandline.state.author import is_open
-from strandline.state.commands import Commit, CommitResult, Read, TableChange, Tidy, Write
+from strandline.state.commands import (
+    Commit,
+    CommitResult,
+    ConfirmClock,
+    Read,
+    TableChange,
+    Tidy,
+    Write,
+)
 from strandline.state.committing import check_holders
 from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State
+from strandline.txn.clock import Clock
 from strandline.txn.grouping import CommitQueue, Note
 
 __all__ = ["TIDIES_PER_COMMIT", "Txns", "named"]
@@ -28,9 +38,10 @@ TIDIES_PER_COMMIT = 32
 class Txns:
     """The txns shard as one process sees it. Thread-safe."""
 
-    def __init__(self, machine: Machine, env: Env) -> None:
+    def __init__(self, machine: Machine, env: Env, location: Location) -> None:
         self.machine = machine
         self._env = env
+        self.clock = Clock(location, machine, env)
         self._applied: deque[Key] = deque()
         self._queue = CommitQueue(machine, env, self._take_tidies, self.to_be_tidied)
         self._overlays: dict[str, tuple[tuple[object, int, int | None], tuple[Entry, ...]]] = {}
@@ -119,8 +130,10 @@ class Txns:
 
         Errors: those of `Commit`; a LocationError says whether it may have happened.
         """
+        deadline = Deadline(self._env, timeout)
+        clock, checked = self.clock.now(self.machine.state.meta.upper, timeout=timeout)
         command = Commit(
-            self._env.now_micros(),
+            clock,
             tuple(writes),
             tuple(changes),
             token,
@@ -128,9 +141,20 @@ class Txns:
             reads=tuple(reads),
             epochs=self._epochs_of(writes, changes, positions or {}),
             positions=tuple(sorted((positions or {}).items())),
+            clock_checked=checked,
         )
         note = _note(operation, metadata, writes)
-        return self._queue.commit(command, note, timeout=timeout)
+        return self._queue.commit(command, note, timeout=deadline.remaining())
+
+    def confirm_clock(self, *, timeout: float) -> int:
+        """Says that this machine's clock is right; by which time retention goes from now on.
+
+        ClockSkew if the location's clock says otherwise.
+        """
+        deadline = Deadline(self._env, timeout)
+        clock, _ = self.clock.now(None, timeout=deadline.remaining())
+        time: int = self.machine.submit(ConfirmClock(clock), timeout=deadline.remaining())
+        return time
 
     def check_holder(self, table: str, *, timeout: float) -> None:
         """Held or Fenced if a commit to the table would be refused now because of who holds it."""
