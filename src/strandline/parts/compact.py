@@ -6,9 +6,9 @@ of the present then look at one of them only, is told in DESIGN.md, "Current and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.env import Env
 from strandline.parts.adjacent import equal_to_next
 from strandline.parts.duck import Passage, run, stream
+from strandline.parts.frontier import Pieces, in_turn, merged
+from strandline.parts.keys import KeyCodec
 from strandline.parts.merge import Source, constant
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import batches_of, sort_stream, sort_table
@@ -70,6 +73,8 @@ def merge_compact(
     markers_from: int | None,
     memory_bytes: int,
     threads: int,
+    pieces: Sequence[Pieces] = (),
+    env: Env | None = None,
 ) -> Iterator[Run]:
     """What has to be kept of the sources for every `as_of` from `since` on.
 
@@ -83,7 +88,8 @@ def merge_compact(
     ended by the next one of its key, a marker included; what ended up to `since` vanishes. Rows
     keep their times, because time is rank. A marker at T goes if its end has come, or if
     `markers_from` <= T: nothing outside of the sources then has a row that it hides. Memory is
-    bounded if the sources are iterators.
+    bounded if the sources are iterators. With an `env`, `pieces` has the rows of each source, whose
+    `data` is not looked at; that is bounded, too, and faster.
     """
     bounds = _Bounds(since, split_at, markers_from)
     names = _columns_of_ours(sources)
@@ -92,8 +98,11 @@ def merge_compact(
         raise ValueError("history is merged with a time to split at, or left out")
     if split_at is not None and split_at < since:
         raise ValueError(f"splitting at {split_at} is of no use for reads from {since} on")
-    work = _Work(schema, marked=DIFF in names, ended=ended)
-    ordered = work.ordered(sources, bounds, memory_bytes, threads)
+    work = _Work(schema, DIFF in names, ended, memory_bytes, threads)
+    if env is None:
+        ordered = work.ordered(sources, bounds)
+    else:
+        ordered = work.ordered_pieces(sources, pieces, bounds, env)
     if split_at is None:
         plain = schema.stored(time=True, diff=work.marked)
         rows = (work.cut(batch, plain) for batch, ages in ordered for batch in ages.all(batch))
@@ -180,44 +189,90 @@ class _Work:
     what any source has.
     """
 
-    def __init__(self, schema: TableSchema, *, marked: bool, ended: bool) -> None:
+    def __init__(
+        self,
+        schema: TableSchema,
+        marked: bool,  # noqa: FBT001
+        ended: bool,  # noqa: FBT001
+        memory_bytes: int,
+        threads: int,
+    ) -> None:
         self.schema = schema
         self.marked = marked
-        self.ended = ended
+        self.arrow = schema.stored(time=True, diff=marked, end=ended)
+        self._memory_bytes = memory_bytes
+        self._threads = threads
 
     def ordered(
-        self, sources: Sequence[Source], bounds: _Bounds, memory_bytes: int, threads: int
+        self, sources: Sequence[Source], bounds: _Bounds
     ) -> Iterator[tuple[pa.RecordBatch, _Ages]]:
         """All rows by full key, then time, with their ages."""
-        if self.schema.kind != "rows":
-            batches = self._sorted(sources, None, memory_bytes, threads)
-            return _versions(batches, self.schema.keys, bounds)
-        if self.marked:
-            paired = _paired(sources, self.schema, bounds, memory_bytes, threads)
+        if self._is_paired:
+            paired = _paired(sources, self.schema, bounds, self._memory_bytes, self._threads)
             return ((batch, _ages_of_rows(batch, bounds)) for batch in paired)
-        batches = self._sorted(sources, bounds.since, memory_bytes, threads)
+        each = [_updates(source, self.arrow, self._forward(bounds)) for source in sources]
+        rows = chain.from_iterable(each)
+        if len(sources) == 1 and sources[0].distinct:
+            batches: Iterable[pa.RecordBatch] = each[0]
+        elif _fit_in_memory(sources, self._memory_bytes):
+            table = pa.Table.from_batches(rows, self.arrow)
+            batches = batches_of(sort_table(table, self.schema.keys, then=[TIME]))
+        else:
+            batches = self._sorted(rows)
+        return self._aged(batches, bounds)
+
+    def ordered_pieces(
+        self, sources: Sequence[Source], pieces: Sequence[Pieces], bounds: _Bounds, env: Env
+    ) -> Iterator[tuple[pa.RecordBatch, _Ages]]:
+        """The same of sources that can be decoded piece by piece."""
+        if self._is_paired or len(sources) == 1:
+            streams = in_turn(pieces, env, ahead=self._threads + 2)
+            whole = [replace(s, data=rows) for s, rows in zip(sources, streams, strict=True)]
+            return self.ordered(whole, bounds)
+
+        def updates(source: Source) -> Callable[[pa.Table], pa.Table]:
+            def of(rows: pa.Table) -> pa.Table:
+                found = _updates(replace(source, data=rows), self.arrow, self._forward(bounds))
+                return pa.Table.from_batches(found, self.arrow)
+
+            return of
+
+        batches = merged(
+            [runs.mapped(updates(s)) for s, runs in zip(sources, pieces, strict=True)],
+            KeyCodec(self.schema),
+            then=[TIME],
+            env=env,
+            memory_bytes=self._memory_bytes,
+            threads=self._threads,
+            otherwise=self._sorted,
+        )
+        return self._aged(batches, bounds)
+
+    @property
+    def _is_paired(self) -> bool:
+        return self.schema.kind == "rows" and self.marked
+
+    def _forward(self, bounds: _Bounds) -> int | None:
+        """Up to which time times are moved."""
+        return bounds.since if self.schema.kind == "rows" else None
+
+    def _aged(
+        self, batches: Iterable[pa.RecordBatch], bounds: _Bounds
+    ) -> Iterator[tuple[pa.RecordBatch, _Ages]]:
+        if self.schema.kind != "rows":
+            return _versions(batches, self.schema.keys, bounds)
         return ((batch, _ages_of_rows(batch, bounds)) for batch in batches)
 
-    def _sorted(
-        self, sources: Sequence[Source], forward: int | None, memory_bytes: int, threads: int
-    ) -> Iterable[pa.RecordBatch]:
-        """All rows by full key, then time; of one time the row of the later source comes last."""
-        arrow = self.schema.stored(time=True, diff=self.marked, end=self.ended)
-        each = [_updates(source, arrow, forward) for source in sources]
-        if len(sources) == 1 and sources[0].distinct:
-            return each[0]
-        rows = chain.from_iterable(each)
-        if _fit_in_memory(sources, memory_bytes):
-            table = pa.Table.from_batches(rows, arrow)
-            return batches_of(sort_table(table, self.schema.keys, then=[TIME]))
+    def _sorted(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """The rows by full key, then time; of one time those that come later come last."""
         return sort_stream(  # type: ignore[no-any-return]
             rows,
             self.schema.keys,
             then=[TIME],
             stable=self.schema.kind != "rows",
-            schema=arrow,
-            memory_bytes=memory_bytes,
-            threads=threads,
+            schema=self.arrow,
+            memory_bytes=self._memory_bytes,
+            threads=self._threads,
         )
 
     @staticmethod

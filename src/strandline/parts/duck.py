@@ -118,6 +118,8 @@ def _streamed(
             },
         )
         try:
+            # Where it takes a session for an interactive one, it would write to standard output.
+            connection.execute("SET enable_progress_bar = false")
             connection.register("source", source)
             for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
                 yield passage.outwards(batch)

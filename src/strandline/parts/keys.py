@@ -19,7 +19,7 @@ from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
 from strandline.parts.keytypes import OFFSET, key_type, outside
-from strandline.parts.plain import numbers_of
+from strandline.parts.plain import int64s, numbers_of
 from strandline.parts.schema import TableSchema
 from strandline.state.model import Interval
 
@@ -100,7 +100,7 @@ class KeyCodec:
         """The encoded full keys of the given rows. Meant for few: about a µs each."""
         if not rows:
             return []
-        wanted = pa.array(rows, pa.int64())
+        wanted = int64s(np.array(rows, dtype=np.int64))
         columns = [
             kind.column(table.column(name).take(wanted))
             for name, kind in zip(self.keys, self._types, strict=True)

@@ -126,6 +126,22 @@ class PartReader:
 
         Each takes the seconds that it may take, and may be called on any thread.
         """
+        placed = self.placed_chunks(
+            part, schema, columns=columns, intervals=intervals, rows=rows, timeout=timeout
+        )
+        return [load for _, load in placed]
+
+    def placed_chunks(
+        self,
+        part: Part,
+        schema: TableSchema,
+        *,
+        columns: Sequence[str] | None,
+        intervals: Sequence[Interval],
+        rows: int = _STREAM_ROWS,
+        timeout: float,
+    ) -> list[tuple[bytes, Callable[[float], pa.Table]]]:
+        """The same, each with bytes that no encoded key of it is below, nor any before it above."""
         opened = self.opened(part, timeout=timeout)
         plan = opened.plan(schema, columns, united(intervals))
 
@@ -137,7 +153,8 @@ class PartReader:
 
             return load
 
-        return [chunk(piece) for piece in opened.pieces(plan, opened.groups_of_rows(rows))]
+        pieces = opened.pieces(plan, opened.groups_of_rows(rows))
+        return [(opened.separators[piece.groups[0]], chunk(piece)) for piece in pieces]
 
     def verify(self, part: Part, *, timeout: float) -> None:
         """Reads the whole part, and returns if every byte of it is what was written.

@@ -5,8 +5,9 @@ The same function runs in the process that planned the job, and in a Spark execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from strandline.env import Env
 from strandline.location import Blob
 from strandline.parts.compact import Run, merge_compact
 from strandline.parts.footer import Identity
+from strandline.parts.frontier import Piece, Pieces
 from strandline.parts.merge import Source
 from strandline.parts.read import PartReader
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
@@ -24,6 +26,9 @@ from strandline.state.model import L0, Part, Reference, TableVersion
 from strandline.state.plan import CompactionJob
 
 __all__ = ["Workshop", "run_job"]
+
+_OPEN_ROWS = 1 << 20
+"""About so many rows of all inputs are decoded at once; a row group of each at least."""
 
 _IN_MEMORY_BYTES = 16 << 20
 """Inputs of no more stored bytes are merged as tables, which starts faster than a stream."""
@@ -49,12 +54,14 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
         return ()
     schema = TableSchema.from_version(shop.version)
     references = [reference for _, reference in job.inputs]
-    rows: Sequence[pa.Table | Iterator[pa.RecordBatch]]
-    if job.size <= _IN_MEMORY_BYTES:
-        rows = [_read(shop, schema, reference, timeout) for reference in references]
+    small = job.size <= _IN_MEMORY_BYTES
+    pieces: list[Pieces] = []
+    nothing = pa.Table.from_batches([], schema.arrow)
+    if small:
+        sources = [_source(r, _read(shop, schema, r, timeout)) for r in references]
     else:
-        rows = _Ahead(shop, schema, references, timeout).each()
-    sources = [_source(*pair) for pair in zip(references, rows, strict=True)]
+        sources = [_source(r, nothing) for r in references]
+        pieces = [_pieces(shop, schema, r, len(references), timeout) for r in references]
     runs = merge_compact(
         sources,
         schema,
@@ -63,6 +70,8 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
         markers_from=job.markers_from,
         memory_bytes=shop.settings.sort_memory_bytes,
         threads=shop.threads,
+        pieces=pieces,
+        env=None if small else shop.env,
     )
     return tuple(output for run in runs for output in _written(shop, schema, job, run, timeout))
 
@@ -97,7 +106,7 @@ def _written(
     ]
 
 
-def _source(reference: Reference, rows: pa.Table | Iterator[pa.RecordBatch]) -> Source:
+def _source(reference: Reference, rows: pa.Table) -> Source:
     part = reference.part
     ours = frozenset(n for n, has in ((DIFF, part.has_diff), (END, part.has_end)) if has)
     return Source(rows, reference.time, part.distinct, reference.rows_from, ours)
@@ -115,42 +124,17 @@ def _read(shop: Workshop, schema: TableSchema, reference: Reference, timeout: fl
     return shop.reader.read(part, schema, columns=columns, interval=interval, timeout=timeout)
 
 
-class _Ahead:
-    """The rows of several references one after the other, of which the next are decoded already.
-
-    Many parts are small: to read ahead within each would be to wait at each.
-    """
-
-    def __init__(
-        self, shop: Workshop, schema: TableSchema, references: Sequence[Reference], timeout: float
-    ) -> None:
-        self._shop = shop
-        self._schema = schema
-        self._references = references
-        self._timeout = timeout
-        self._tables = shop.env.stream(
-            lambda piece: (piece[0], piece[1](timeout)), self._pieces(), ahead=shop.threads + 2
-        )
-        self._next = next(self._tables, None)
-
-    def each(self) -> list[Iterator[pa.RecordBatch]]:
-        """The rows of each reference, to be exhausted before the next."""
-        return [self._of(number) for number in range(len(self._references))]
-
-    def _of(self, number: int) -> Iterator[pa.RecordBatch]:
-        while self._next is not None and self._next[0] == number:
-            batches = self._next[1].combine_chunks().to_batches()
-            self._next = next(self._tables, None)
-            yield from batches
-
-    def _pieces(self) -> Iterator[tuple[int, Callable[[float], pa.Table]]]:
-        for number, reference in enumerate(self._references):
-            part = reference.part
-            for load in self._shop.reader.chunks(
-                part,
-                self._schema,
-                columns=_columns(self._schema, part),
-                intervals=[reference.interval],
-                timeout=self._timeout,
-            ):
-                yield number, load
+def _pieces(
+    shop: Workshop, schema: TableSchema, reference: Reference, count: int, timeout: float
+) -> Pieces:
+    """The reference's rows in pieces, smaller ones if it is one of many."""
+    part = reference.part
+    chunks = shop.reader.placed_chunks(
+        part,
+        schema,
+        columns=_columns(schema, part),
+        intervals=[reference.interval],
+        rows=_OPEN_ROWS // count,
+        timeout=timeout,
+    )
+    return Pieces([Piece(lower, partial(load, timeout)) for lower, load in chunks])

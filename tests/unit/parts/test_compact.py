@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.env import RealEnv
 from strandline.parts.adjacent import order_of
 from strandline.parts.compact import merge_compact
+from strandline.parts.frontier import Piece, Pieces
 from strandline.parts.keys import KeyCodec
 from strandline.parts.merge import Source, merge_read
 from strandline.parts.schema import DIFF, END, TIME, TableSchema, new_schema
@@ -23,6 +26,7 @@ from strandline.parts.sort import sort_table
 from strandline.state.model import EVERYTHING, Part, Reference, TableKind
 from strandline.state.plan import markers_from
 
+ENV = RealEnv(threads=2)
 ARROW = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("tags", pa.list_(pa.string()))])
 VALUES = pa.table(
     {
@@ -72,10 +76,17 @@ class Stored:
 
     def source(self, size: int | None = None) -> Source:
         part = self.reference.part
-        data: Any = self.rows
-        if size is not None:
-            data = iter(data.to_batches(max_chunksize=size))
-        return Source(data, self.reference.time, part.distinct, self.reference.rows_from)
+        names = frozenset({DIFF, END}.intersection(self.rows.column_names))
+        if size is None:
+            return Source(self.rows, self.reference.time, part.distinct, self.reference.rows_from)
+        nothing = self.rows.slice(0, 0)  # the rows are in pieces
+        return Source(nothing, self.reference.time, part.distinct, self.reference.rows_from, names)
+
+
+def pieces_of(stored: Stored, size: int, codec: KeyCodec) -> Pieces:
+    """Its rows in pieces of so many."""
+    tables = [stored.rows.slice(at, size) for at in range(0, stored.rows.num_rows, size)]
+    return Pieces([Piece(codec.first_last(t)[0], partial(pa.table, t)) for t in tables])
 
 
 @dataclass
@@ -147,6 +158,8 @@ class World:
             markers_from=None if split_at is None else markers_from(inputs, others),
             memory_bytes=64 << 20,
             threads=1,
+            pieces=[pieces_of(s, size or 1, self.codec) for s in chosen],
+            env=ENV if size is not None else None,
         ):
             outputs[age] = rows.read_all()
         newest = max(s.reference.time_max for s in chosen)
