@@ -29,6 +29,7 @@ from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
 from strandline.txn.prune import TablePrune, prune_tables
+from strandline.txn.sessions import force_ack, sessions
 from strandline.txn.vacuum import TableVacuum, vacuum_database
 from strandline.usage import usage
 from strandline.writing import WriteOptions, build, commit_writes
@@ -416,6 +417,35 @@ class Database:
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
         return Micros(max(0, store.txns.confirm_clock(timeout=deadline.remaining())))
+
+    # --- sessions
+
+    def sessions(self, *, timeout: float | None = None) -> pa.Table:
+        """One row per session: who writes, or wrote, in each shard, and what is left of it.
+
+        Columns: table (null: the shard that commits), session, worker (what its owner calls
+        itself, where it attached a table), state ("open"; "ended"; "acknowledged": its owner
+        writes nothing more; "swept": once, and once more later), records (that it wrote to the
+        shard), holds (tables that it holds exclusively), opened, last_commit (as far as the log
+        tells), uncommitted_objects, uncommitted_bytes (that it wrote, and nothing names yet or any
+        more), shard. It lists the objects of each session.
+        """
+        return sessions(self._handle.store, self._handle.deadline(timeout))
+
+    def force_ack(
+        self,
+        *,
+        session: str | None = None,
+        worker: str | None = None,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Says that the owner of a session, or of all of a worker, writes no objects any more.
+
+        For an operator who has seen to it: the machine is gone, or its credentials are. Sessions
+        that are open are ended first. What they left goes with the next vacuum, without waiting
+        for their lease and grace to pass. Returns the sessions.
+        """
+        return force_ack(self._handle.store, session, worker, self._handle.deadline(timeout))
 
     # --- the handle
 

@@ -1,11 +1,21 @@
 """The command line: `strandline [--url URL] COMMAND`. A shell around the package's public names."""
 
-from strandline.cli import clock, databases, demo, inside, loading, reading, reports, upkeep
+from strandline.cli import (
+    clock,
+    databases,
+    demo,
+    inside,
+    loading,
+    reading,
+    reports,
+    sessions,
+    upkeep,
+)
 from strandline.cli.app import app
 
 __all__ = ["COMMANDS", "app", "main"]
 
-COMMANDS = (demo, databases, loading, reading, reports, upkeep, clock, inside)
+COMMANDS = (demo, databases, loading, reading, reports, sessions, upkeep, clock, inside)
 """The modules whose commands `app` has, in the order of its help."""
 
 

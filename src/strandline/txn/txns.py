@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from strandline.env import Deadline, Env
-from strandline.errors import UnknownTable
+from strandline.errors import Fenced, UnknownTable
 from strandline.location import Location
 from strandline.shard.machine import Machine
 from strandline.state.author import is_open
@@ -160,7 +160,11 @@ class Txns:
         """Held or Fenced if a commit to the table would be refused now because of who holds it."""
         state = self.machine.refresh(timeout=timeout)
         held = [(table, self.epochs[table])] if table in self.epochs else []
-        self.machine.run(lambda s: check_holders(s, {table}, held), state=state)
+        try:
+            self.machine.run(lambda s: check_holders(s, {table}, held), state=state)
+        except Fenced:
+            self.learn_fate(timeout=timeout)  # so that the session learns of its end, too
+            raise
 
     def is_open(self, session: str | None, *, timeout: float) -> bool:
         """Whether that is a session of this shard that may still commit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from strandline.env import Deadline
 from strandline.errors import UsageError
@@ -18,11 +19,15 @@ from strandline.state.replay import State
 from strandline.txn.apply import apply_table
 from strandline.txn.properties import PROPERTIES, duration_micros, property_of
 from strandline.txn.store import Store
+from strandline.txn.sweep import sweep
 
-__all__ = ["TXNS", "TableVacuum", "vacuum_database"]
+__all__ = ["SESSIONS", "TXNS", "TableVacuum", "vacuum_database"]
 
 TXNS = "(transactions)"
 """What reports call the txns shard, which belongs to all tables."""
+
+SESSIONS = "(ended sessions)"
+"""What reports call what sessions left behind that ended; those that wait are sessions."""
 
 _log = logging.getLogger("strandline")
 
@@ -83,7 +88,34 @@ def vacuum_database(
             progress=progress,
         )
         done.append(TableVacuum(TXNS, dropped=False, shard=shard))
+        done.append(_swept(store, newest, dry_run=dry_run, deadline=deadline, progress=progress))
     return [table for table in done if table is not None]
+
+
+def _swept(
+    store: Store,
+    versions: Sequence[TableVersion],
+    *,
+    dry_run: bool,
+    deadline: Deadline,
+    progress: Callable[[str, int, int], None] | None,
+) -> TableVacuum | None:
+    """What ended sessions left behind, of all tables; None if there are none."""
+    delays = [duration_micros(property_of(version, "deletion_delay")) for version in versions]
+    default = duration_micros(PROPERTIES["deletion_delay"].default)
+    done = sweep(
+        store,
+        delay_micros=max(delays, default=default),
+        deadline=deadline,
+        dry_run=dry_run,
+        progress=None if progress is None else partial(progress, SESSIONS),
+    )
+    if not done.sessions and not done.waiting:
+        return None
+    shard = ShardVacuum(
+        shard="", objects=done.objects, bytes=done.bytes, waiting=done.waiting, rollups=0, records=0
+    )
+    return TableVacuum(SESSIONS, dropped=False, shard=shard)
 
 
 def _newest_versions(state: State) -> list[TableVersion]:
