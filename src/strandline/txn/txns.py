@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 
 from strandline.env import Deadline, Env
@@ -17,6 +18,7 @@ from strandline.state.commands import (
     CommitResult,
     ConfirmClock,
     Read,
+    Release,
     TableChange,
     Tidy,
     Write,
@@ -158,13 +160,8 @@ class Txns:
 
     def check_holder(self, table: str, *, timeout: float) -> None:
         """Held or Fenced if a commit to the table would be refused now because of who holds it."""
-        state = self.machine.refresh(timeout=timeout)
-        held = [(table, self.epochs[table])] if table in self.epochs else []
-        try:
-            self.machine.run(lambda s: check_holders(s, {table}, held), state=state)
-        except Fenced:
-            self.learn_fate(timeout=timeout)  # so that the session learns of its end, too
-            raise
+        held = {table: self.epochs[table]} if table in self.epochs else {}
+        self._check_holders({table}, held, timeout)
 
     def is_open(self, session: str | None, *, timeout: float) -> bool:
         """Whether that is a session of this shard that may still commit."""
@@ -172,12 +169,23 @@ class Txns:
         return self.machine.run(lambda s: is_open(s.sessions.get((session,))), state=state)
 
     def learn_fate(self, *, timeout: float) -> None:
-        """Fenced if this handle does not hold any more what it attached to: it commits nothing,
-        under the condition that it does. For a handle that holds nothing there is nothing to learn.
+        """Fenced if this handle does not hold any more what it attached to; nothing for one that
+        holds nothing.
         """
         if self.epochs:
-            command = Commit(0, epochs=tuple(sorted(self.epochs.items())))
-            self._queue.commit(command, {"operation": "attend"}, timeout=timeout)
+            self._check_holders(frozenset(), self.epochs, timeout)
+
+    def _check_holders(
+        self, touched: AbstractSet[str], held: Mapping[str, int], timeout: float
+    ) -> None:
+        state = self.machine.refresh(timeout=timeout)
+        try:
+            self.machine.run(lambda s: check_holders(s, touched, held.items()), state=state)
+        except Fenced:
+            # A command that changes nothing: so the session learns of its end, and acknowledges it.
+            for table, epoch in sorted(held.items()):
+                self.machine.submit(Release(table, epoch), timeout=timeout)
+            raise
 
     def _epochs_of(
         self,
