@@ -71,6 +71,7 @@ class History:
         writers: int = 3,
         jobs: int = 9,
         readers: int = 1,
+        transactors: int = 2,
         steps: int = _STEPS,
         log: Callable[[str], None] | None = None,
     ) -> None:
@@ -107,7 +108,7 @@ class History:
         ]
         self.transactors = [
             Transactor(self, f"transactor{n}", self._random(f"transactor{n}"), jobs=5)
-            for n in range(2)
+            for n in range(transactors)
         ]
         self.subscribers = [Subscriber(self, self._random(f"subscriber{n}"), n) for n in range(2)]
         self.long_reader = LongReader(self, self._random("long reader"), turns=3)
