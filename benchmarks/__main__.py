@@ -15,6 +15,9 @@ NAMES = (
     "history",
     "many_parts",
     "growth",
+    "upserts",
+    "compaction",
+    "amplification",
 )
 
 
