@@ -15,6 +15,7 @@ from strandline.conditions import compile_where
 from strandline.differences import Wanted
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
+from strandline.exporting import export
 from strandline.expressions import Assignments
 from strandline.handle import Handle
 from strandline.history import history
@@ -24,14 +25,14 @@ from strandline.query import Scan, columns_of, want_of
 from strandline.reading import Reading, Want, typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
-from strandline.subscription import Course, Subscription, start_of
+from strandline.subscription import Subscription, seconds_of, start_of, subscribed
 from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of
 from strandline.txn.view import View, view_of
 from strandline.writing import Pending, WriteOptions, build, commit_writes, first_commit
 
-__all__ = ["Table", "register_attach"]
+__all__ = ["Table", "changes_wanted", "register_attach"]
 
 Attaching = Callable[[Handle, TableVersion, str, Any, float | None], Any]
 """Makes the `Lease` of `Table.attach`: handle, table, worker, position, timeout."""
@@ -314,16 +315,15 @@ class Table:
                 f"this is table {self._version.name!r} as of an earlier time, which has no changes "
                 "to come; subscribe to the table itself"
             )
-        course = Course(
+        return subscribed(
             self._handle,
-            self._wanted(columns, where, with_old=with_old),
+            changes_wanted(self._version, columns, where, with_old=with_old),
             start=start_of(start),
             until=None if until is None else parse_as_of(until),
-            timeout=_seconds(timeout, "timeout"),
-            poll=_seconds(poll, "poll") or 0.0,
+            timeout=seconds_of(timeout, "timeout"),
+            poll=seconds_of(poll, "poll") or 0.0,
             name=name,
         )
-        return Subscription(course)
 
     def drop_subscription(self, name: str, *, timeout: float | None = None) -> bool:
         """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
@@ -340,6 +340,27 @@ class Table:
         """
         deadline = self._handle.deadline(timeout)
         return holds_of(self._handle.store, self._version.table, timeout=deadline.remaining())
+
+    def export(
+        self,
+        path: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        key_range: Any = None,
+        as_of: Any = None,
+        format: str | None = None,  # noqa: A002  the word of the interface
+        overwrite: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Writes rows, sorted by key, into one file that others read; returns how many.
+
+        `format` is "parquet", "csv" or "json" (a line for each row), or told by the file's name.
+        In bounded memory, as of one moment; the file appears whole or not at all. One that is
+        there already is replaced only with `overwrite`.
+        """
+        rows = self.scan(columns, where, key_range=key_range, as_of=as_of, timeout=timeout)
+        return export(rows.to_reader(), path, format, overwrite=overwrite)
 
     def __len__(self) -> int:
         return self.scan().count()
@@ -577,20 +598,6 @@ class Table:
             raw=False,
         )
 
-    def _wanted(self, columns: Sequence[str] | None, where: Any, *, with_old: bool) -> Wanted:
-        schema, name = typed(self._version)[0], self._version.name
-        chosen = (
-            tuple(schema.arrow.names) if columns is None else columns_of(self._version, columns)
-        )
-        if schema.kind == "keyed":
-            chosen = (*(key for key in schema.keys if key not in chosen), *chosen)
-        elif with_old:
-            raise UsageError(
-                f"table {name!r} is of kind 'rows', whose changes are whole rows: an "
-                "old row comes with __diff -1; leave with_old out"
-            )
-        return Wanted(self._version, chosen, compile_where(where, schema, name), with_old)
-
     def _prefix(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         given = key[0] if len(key) == 1 and isinstance(key[0], tuple | list) else key
         if not given:
@@ -609,13 +616,20 @@ class Table:
         return Reading(self._handle, self._view(deadline), want, deadline).table()
 
 
-def _seconds(value: Any, what: str) -> float | None:
-    """A number of seconds above 0, or None."""
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise UsageError(f"{what}={value!r}: pass seconds, a number above 0")
-    return float(value)
+def changes_wanted(
+    version: TableVersion, columns: Sequence[str] | None, where: Any, *, with_old: bool
+) -> Wanted:
+    """Which changes of a table a user's arguments ask for; `UsageError` says what is wrong."""
+    schema, name = typed(version)[0], version.name
+    chosen = tuple(schema.arrow.names) if columns is None else columns_of(version, columns)
+    if schema.kind == "keyed":
+        chosen = (*(key for key in schema.keys if key not in chosen), *chosen)
+    elif with_old:
+        raise UsageError(
+            f"table {name!r} is of kind 'rows', whose changes are whole rows: an "
+            "old row comes with __diff -1; leave with_old out"
+        )
+    return Wanted(version, chosen, compile_where(where, schema, name), with_old)
 
 
 def _listed(keys: Any) -> list[Any]:

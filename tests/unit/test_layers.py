@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "conditions",
         "differences",
         "engine",
+        "exporting",
         "expressions",
         "handle",
         "history",

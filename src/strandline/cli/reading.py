@@ -14,10 +14,10 @@ import typer
 import strandline as sl
 from strandline.cli.app import command, open_database
 from strandline.cli.loading import emit_commit
-from strandline.cli.output import Form, Output, emit, note
+from strandline.cli.output import Form, Output, emit, emit_each, note
 from strandline.cli.parsing import key_of, names_of, range_of
 
-__all__ = ["get", "history", "scan", "sql", "subscribe"]
+__all__ = ["export", "get", "history", "scan", "sql", "subscribe"]
 
 PANEL = "Reading"
 
@@ -112,6 +112,35 @@ def scan(
             emit(wanted.to_reader(), output, data=True, whole=limit is not None)
 
 
+@command("export", example="strandline export readings readings.parquet", panel=PANEL)
+def export(
+    ctx: typer.Context,
+    name: TableName,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file named .parquet, .csv or .json.")
+    ],
+    columns: Columns = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Rows for which this is true.")
+    ] = None,
+    as_of: AsOf = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it is there.")
+    ] = False,
+    output: Output = Form.TABLE,
+) -> None:
+    """Write rows into one file, sorted by key, as of one moment and in bounded memory."""
+    with open_database(ctx, moment=as_of) as db:
+        rows = db.table(name).export(
+            path,
+            columns=names_of(columns) if columns else None,
+            where=where,
+            as_of=as_of,
+            overwrite=overwrite,
+        )
+    emit(pa.table({"file": [str(path)], "rows": [rows]}), output)
+
+
 def _explained(explanation: Any) -> pa.Table:
     row = asdict(explanation)
     time = pa.array([row.pop("as_of")], pa.timestamp("us", "UTC"))
@@ -156,7 +185,12 @@ def _to_query(ctx: typer.Context) -> Any:
 )
 def subscribe(
     ctx: typer.Context,
-    name: TableName,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE...", help="One table; or several, with all changes up to one time."
+        ),
+    ],
     start: Annotated[
         str,
         typer.Option(
@@ -196,26 +230,32 @@ def subscribe(
     ] = None,
     output: Output = Form.TABLE,
 ) -> None:
-    """Print every change of a table as it comes, in whole commit times."""
+    """Print every change of a table, or of several, as it comes, in whole commit times.
+
+    Of several tables, --output json and table say to which one rows belong; a condition or columns
+    can be given for one alone.
+    """
     if progress is not None and progress.exists():
         start = progress.read_text(encoding="utf-8").strip()
-    with (
-        open_database(ctx, moment="any") as db,
-        db.table(name).subscribe(
-            start,
-            until,
-            names_of(columns) if columns else None,
-            where,
-            timeout=timeout,
-            with_old=with_old,
-            name=kept,
-        ) as changes,
-    ):
-        try:
-            _print_changes(changes, output, progress)
-        finally:
-            if sys.stderr.isatty():
-                note(f"--start {changes.progress} goes on from here")
+    chosen = names_of(columns) if columns else None
+    ends: dict[str, Any] = {"timeout": timeout, "with_old": with_old, "name": kept}
+    several = len(names) > 1
+    if several and (chosen or where):
+        raise sl.UsageError("--columns and --where are for one table; subscribe to it alone")
+    if several and output not in {Form.TABLE, Form.JSON}:
+        raise sl.UsageError(f"--output {output.value} has room for one table; json has for several")
+    with open_database(ctx, moment="any") as db:
+        changes: Any = (
+            db.subscribe(names, start, until, **ends)
+            if several
+            else db.table(names[0]).subscribe(start, until, chosen, where, **ends)
+        )
+        with changes:
+            try:
+                (_print_together if several else _print_changes)(changes, output, progress)
+            finally:
+                if sys.stderr.isatty():
+                    note(f"--start {changes.progress} goes on from here")
 
 
 def _print_changes(changes: sl.Subscription, output: Form, file: Path | None) -> None:
@@ -235,6 +275,23 @@ def _print_changes(changes: sl.Subscription, output: Form, file: Path | None) ->
         return
     batches = (batch for rows in printed() for batch in rows.combine_chunks().to_batches())
     emit(pa.RecordBatchReader.from_batches(changes.schema, batches), output, data=True)
+
+
+def _print_together(changes: sl.TablesSubscription, output: Form, file: Path | None) -> None:
+    """The same of several tables: each row in an object with its table's name."""
+
+    def printed() -> Iterator[tuple[str, pa.Table]]:
+        for change in changes:
+            yield from ((name, rows) for name, rows in change.tables.items() if rows.num_rows)
+            if file is not None and change.complete:
+                _keep(str(change.progress), file)
+
+    if output is Form.TABLE:
+        for name, rows in printed():
+            emit(rows, output, title=name, data=True, whole=True)
+            sys.stdout.flush()
+        return
+    emit_each(printed())
 
 
 def _keep(text: str, file: Path) -> None:

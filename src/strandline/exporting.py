@@ -1,0 +1,126 @@
+"""Rows as files that others read: Parquet, CSV or lines of JSON, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from strandline.engine import instance
+from strandline.errors import LocationError, UsageError
+
+__all__ = ["FORMATS", "export"]
+
+_ROW_GROUP = 122_880
+"""Rows of a row group in Parquet: what others like to read at once."""
+
+Write = Callable[[pa.RecordBatch], None]
+
+
+def export(
+    reader: pa.RecordBatchReader, path: str | os.PathLike[str], form: str | None, *, overwrite: bool
+) -> int:
+    """Writes all rows of the reader into one file, which appears whole or not at all; how many.
+
+    `form`: "parquet", "csv" or "json"; None: by the file's name.
+    """
+    target = Path(path)
+    chosen = form or _BY_SUFFIX.get(target.suffix.lower())
+    if chosen not in FORMATS:
+        raise UsageError(
+            f"what {target} is to be is not clear: name it .parquet, .csv or .json, or pass "
+            f"format=, one of {', '.join(FORMATS)}"
+        )
+    if target.exists() and not overwrite:
+        raise UsageError(f"{target} is there already; pass overwrite=True to replace it")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    rows = 0
+    try:
+        with ExitStack() as stack:
+            sink = stack.enter_context(unfinished.open("wb"))
+            write = stack.enter_context(FORMATS[chosen](sink, reader.schema))
+            for batch in reader:
+                write(batch)
+                rows += batch.num_rows
+        with unfinished.open("rb") as written:
+            os.fsync(written.fileno())
+        unfinished.replace(target)
+    except OSError as error:
+        raise LocationError(
+            f"{target} could not be written: {error.strerror or error}", may_have_happened=False
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return rows
+
+
+@contextmanager
+def _parquet(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+    import pyarrow.parquet as pq
+
+    waiting: list[pa.RecordBatch] = []
+    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
+
+    def flush() -> None:
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=_ROW_GROUP)
+            waiting.clear()
+
+    def write(batch: pa.RecordBatch) -> None:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= _ROW_GROUP:
+            flush()
+
+    with writer:
+        yield write
+        flush()
+
+
+@contextmanager
+def _csv(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+    from pyarrow import csv
+
+    try:
+        writer = csv.CSVWriter(sink, schema)
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"CSV has no form for a column: {error}; choose columns=, or json"
+        ) from None
+    with writer:
+        yield writer.write_batch
+
+
+@contextmanager
+def _json(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+    with closing(instance(ordered=True)) as cursor:
+
+        def write(batch: pa.RecordBatch) -> None:
+            if not batch.num_rows:
+                return
+            cursor.register("batch", pa.Table.from_batches([batch], schema))
+            query = "SELECT CAST(to_json(batch) AS VARCHAR) AS line FROM batch"
+            for lines in cursor.sql(query).to_arrow_reader(batch.num_rows):
+                text = lines.column(0).cast(pa.large_string())
+                sink.write("\n".join(text.to_pylist()).encode() + b"\n")
+            cursor.unregister("batch")
+
+        yield write
+
+
+FORMATS: dict[str, Callable[[BinaryIO, pa.Schema], AbstractContextManager[Any]]] = {
+    "csv": _csv,
+    "json": _json,
+    "parquet": _parquet,
+}
+_BY_SUFFIX = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
