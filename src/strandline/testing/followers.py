@@ -75,7 +75,9 @@ class Subscriber:
         options |= {"name": self._name} if self._name else {}
         options |= {"with_old": True} if self._with_old else {}
         try:
-            yield from db[self._table].subscribe(start, poll=0.02, **options)
+            # Not `yield from`: that would close it, with a request, wherever the loop is left.
+            for change in db[self._table].subscribe(start, poll=0.02, **options):  # noqa: UP028
+                yield change
         except AsOfTooOld:
             since = self._play.since(self._id())
             if since <= begun or self._name:
