@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
 
 from strandline.engine import instance
 from strandline.errors import LocationError, UsageError
@@ -60,8 +62,6 @@ def export(
 
 @contextmanager
 def _parquet(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
-    import pyarrow.parquet as pq
-
     waiting: list[pa.RecordBatch] = []
     writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
 
@@ -82,8 +82,6 @@ def _parquet(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
 
 @contextmanager
 def _csv(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
-    from pyarrow import csv
-
     try:
         writer = csv.CSVWriter(sink, schema)
     except pa.ArrowInvalid as error:
