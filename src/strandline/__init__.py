@@ -27,7 +27,7 @@ from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql import Relation
-from strandline.subscription import Change, Subscription
+from strandline.subscription import Change, Subscription, TablesChange, TablesSubscription
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
 
@@ -56,6 +56,8 @@ __all__ = [
     "StrandlineError",
     "Subscription",
     "Table",
+    "TablesChange",
+    "TablesSubscription",
     "TransactionConflict",
     "UnknownTable",
     "UpperMismatch",

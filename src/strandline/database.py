@@ -24,7 +24,13 @@ from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
-from strandline.table import Table
+from strandline.subscription import (
+    TablesSubscription,
+    seconds_of,
+    start_of,
+    subscribed_together,
+)
+from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import Transaction, transact
 from strandline.txn.properties import check_properties
@@ -186,6 +192,59 @@ class Database:
         """
         moment = self._as_of if as_of is None else parse_as_of(as_of)
         return run_sql(self._handle, text, moment, self._handle.deadline(timeout))
+
+    def subscribe(
+        self,
+        tables: Sequence[str],
+        start: Any = "snapshot",
+        until: Any = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        with_old: bool = False,
+        timeout: float | None = None,
+        poll: float = 0.1,
+        name: str | None = None,
+    ) -> TablesSubscription:
+        """An iterator over every change of several tables, all of them up to one time.
+
+        As `Table.subscribe`, and `columns` and `where` are by table name; `with_old` goes for those
+        that are keyed. A `TablesChange` has `tables`, `progress` and `complete`: of every table, by
+        its name, the rows up to one time, whole commits, each exactly once. A commit to several
+        tables comes in one change. A table that nothing happened to has no rows in it, and its
+        time passes with that of the others. A table that is renamed keeps the name that it was
+        asked by here; once one is dropped and all before that was given, it ends with UnknownTable.
+        """
+        if self._as_of is not None:
+            raise UsageError(
+                "this is the database as of an earlier time, which has no changes to come; "
+                "subscribe to the database itself"
+            )
+        names = list(dict.fromkeys(map(_name, _listed(tables))))
+        for what, given in (("columns", columns), ("where", where)):
+            unknown = sorted(set(given or ()) - set(names), key=str)
+            if unknown:
+                raise UsageError(f"{what}= has {unknown[0]!r}, which is not among the tables")
+        txns, timeout_seconds = self._handle.store.txns, self._handle.store.settings.timeout_seconds
+        state = txns.refresh(timeout=timeout_seconds)
+        wanted = {
+            version.name: changes_wanted(
+                version,
+                (columns or {}).get(version.name),
+                (where or {}).get(version.name),
+                with_old=with_old and version.kind == "keyed",
+            )
+            for version in (txns.table(state, each) for each in names)
+        }
+        return subscribed_together(
+            self._handle,
+            wanted,
+            start=start_of(start),
+            until=None if until is None else parse_as_of(until),
+            timeout=seconds_of(timeout, "timeout"),
+            poll=seconds_of(poll, "poll") or 0.0,
+            name=name,
+        )
 
     # --- transactions
 
@@ -591,6 +650,12 @@ def _name(name: Any) -> str:
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is no name of a table: pass a string")
     return name
+
+
+def _listed(tables: Any) -> Sequence[Any]:
+    if isinstance(tables, str | bytes) or not isinstance(tables, Sequence) or not tables:
+        raise UsageError(f"tables={tables!r}: pass a list of names of tables")
+    return tables
 
 
 def _points(points: Sequence[Any], schema: TableSchema) -> tuple[bytes, ...]:

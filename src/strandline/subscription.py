@@ -1,12 +1,12 @@
-"""Subscriptions: every change of a table, in whole commit times, each exactly once."""
+"""Subscriptions: every change of some tables, in whole commit times, each exactly once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +21,23 @@ from strandline.parts.sort import sort_stream, sort_table
 from strandline.reading import Reading, Want
 from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of
-from strandline.txn.changes import Spans, look, too_old
+from strandline.txn.changes import Span, Spans, look, too_old
 from strandline.txn.holds import Place, hold_place
 from strandline.txn.view import View, view_of
 
-__all__ = ["Change", "Course", "Subscription", "start_of"]
+__all__ = [
+    "Change",
+    "Course",
+    "Subscription",
+    "TablesChange",
+    "TablesSubscription",
+    "seconds_of",
+    "start_of",
+    "subscribed",
+    "subscribed_together",
+]
+
+C = TypeVar("C")
 
 _CHANGE_BYTES = 32 << 20
 """Changes that take no more are delivered at once; more are sorted on disk and come in pieces."""
@@ -35,6 +47,9 @@ _CHANGE_ROWS = 262_144
 
 _WINDOW_ROWS = 4_000_000
 """Rows that are read and sorted at once, about: the work that is lost if it is interrupted."""
+
+_WINDOW_ROWS_TOGETHER = 1_000_000
+"""The same for several tables: if there are more than can be held, they are one change."""
 
 _PAUSE_SECONDS = 0.001
 _PAUSE_SHARE = 0.01
@@ -60,6 +75,20 @@ class Change:
     complete: bool = True
     """False: more follows of the time of the last rows, in the next change. `progress` stays where
     it was, so that a restart from there begins that time anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablesChange:
+    """What happened to several tables, at one or several commit times, the same for all of them."""
+
+    tables: Mapping[str, pa.Table]
+    """Every table that was subscribed to, by the name that it was asked by, and its rows as in
+    `Change.rows`; without rows where nothing happened to it."""
+    progress: Progress
+    """Everything up to and including this time was delivered, of all tables; `start=` takes it."""
+    complete: bool = True
+    """False: more follows that belongs with these rows, in the next changes. `progress` stays where
+    it was, so that a restart from there begins anew with all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +118,21 @@ def start_of(value: Any) -> str | int:
         ) from None
 
 
-class Subscription:
-    """An iterator over changes; it waits for those to come. For one thread at a time.
+def seconds_of(value: Any, what: str) -> float | None:
+    """A number of seconds above 0, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise UsageError(f"{what}={value!r}: pass seconds, a number above 0")
+    return float(value)
 
-    Use it in a `for` loop, or in a `with` block that ends it. After an error the next call goes on
-    from `progress`, unless it was within a change that is not complete.
-    """
 
-    def __init__(self, course: Course) -> None:
+class _Changes(Generic[C]):
+    """The iterator over what a course brings."""
+
+    def __init__(self, course: Course[C]) -> None:
         self._course = course
-        self._changes: Iterator[Change] | None = None
+        self._changes: Iterator[C] | None = None
         self._ended = False
 
     @property
@@ -106,15 +140,10 @@ class Subscription:
         """How far the subscription has come, also where that brought no change."""
         return self._course.progress
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of the rows of its changes."""
-        return self._course.schema
-
-    def __iter__(self) -> Iterator[Change]:
+    def __iter__(self) -> Iterator[C]:
         return self
 
-    def __next__(self) -> Change:
+    def __next__(self) -> C:
         if self._ended:
             raise StopIteration
         if self._changes is None:
@@ -150,13 +179,41 @@ class Subscription:
         self._course.leave()
 
 
-class Course:
-    """How a subscription goes on: where it is, what it waits for, and what it holds."""
+class Subscription(_Changes[Change]):
+    """An iterator over changes; it waits for those to come. For one thread at a time.
+
+    Use it in a `for` loop, or in a `with` block that ends it. After an error the next call goes on
+    from `progress`, unless it was within a change that is not complete.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows of its changes."""
+        (schema,) = self._course.schemas.values()
+        return schema
+
+
+class TablesSubscription(_Changes[TablesChange]):
+    """An iterator over the changes of several tables, as `Subscription` is of one."""
+
+    @property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """The Arrow schema of the rows of each table's changes, by its name."""
+        return self._course.schemas
+
+
+class Course(Generic[C]):
+    """How a subscription goes on: where it is, what it waits for, and what it holds.
+
+    `wanted` are its tables by name, and `made` makes a change of their rows, of the progress, and
+    whether it is complete.
+    """
 
     def __init__(
         self,
         handle: Handle,
-        wanted: Wanted,
+        wanted: Mapping[str, Wanted],
+        made: Callable[[Mapping[str, pa.Table], Progress, bool], C],
         *,
         start: str | int,
         until: int | None,
@@ -165,11 +222,12 @@ class Course:
         name: str | None,
     ) -> None:
         self._handle = handle
-        self._wanted = wanted
+        self._wanted = dict(wanted)
+        self._made = made
         self._until = until
         self._timeout = timeout
         self._poll = poll
-        self._place: Place | None = None
+        self._places: list[Place] = []
         self._whole = True  # nothing incomplete was delivered last
         self._moved = handle.store.env.monotonic()
         begun = self._begun(start, name)
@@ -183,14 +241,14 @@ class Course:
         return Progress(-1 if self._snapshot else self._after)
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of the rows of its changes."""
-        return self._wanted.arrow
+    def schemas(self) -> dict[str, pa.Schema]:
+        """The schemas of the rows of its changes."""
+        return {name: wanted.arrow for name, wanted in self._wanted.items()}
 
     def close(self) -> None:
         """Ends what is held."""
-        place, self._place = self._place, None
-        if place is not None and not self._handle.closed:
+        places, self._places = self._places, []
+        for place in places if not self._handle.closed else ():
             place.close(timeout=self._handle.deadline(None).remaining())
 
     def leave(self) -> None:
@@ -198,8 +256,8 @@ class Course:
 
         This may be called anywhere, also while this thread holds a lock of ours.
         """
-        place, self._place = self._place, None
-        if place is not None:
+        places, self._places = self._places, []
+        for place in places:
             place.leave()
 
     # --- the beginning
@@ -207,47 +265,58 @@ class Course:
     def _begun(self, start: str | int, name: str | None) -> _Start:
         """Finds out where to begin, and holds the history from there on."""
         store = self._handle.store
-        version = self._wanted.version
         deadline = self._handle.deadline(None)
         while True:
             begun = self._where(start, deadline.remaining())
-            if store.read_only:
+            if store.read_only or self._hold(begun, name, deadline):
                 return begun
+            # SUBTLE: between the two, history up to what was the latest time was given up.
+            deadline.check("beginning a subscription", may_have_happened=False)
+
+    def _hold(self, begun: _Start, name: str | None, deadline: Deadline) -> bool:
+        """Holds the history of every table; False if it is gone and a later start does as well."""
+        store = self._handle.store
+        for wanted in self._wanted.values():
+            version = wanted.version
             try:
-                self._place = hold_place(
+                place = hold_place(
                     store,
                     version.table,
-                    max(0, begun.after),
+                    max(0, begun.after, version.created - 1),
                     name=name,
                     note=version.name,
                     timeout=deadline.remaining(),
                 )
-            except AsOfTooOld:
-                # SUBTLE: between the two, history up to what was the latest time was given up.
+            except BaseException as error:
+                self.close()
+                if not isinstance(error, AsOfTooOld):
+                    raise
                 if begun.moving:
-                    deadline.check("beginning a subscription", may_have_happened=False)
-                    continue
+                    return False
                 since = store.data(version.table).state.meta.since
                 raise too_old(version.name, begun.after, since or 0) from None
-            return begun
+            self._places.append(place)
+        return True
 
     def _where(self, start: str | int, timeout: float) -> _Start:
         store = self._handle.store
         state = store.txns.refresh(timeout=timeout)
         latest = store.txns.latest(state)
-        version = store.txns.table_by_id(state, self._wanted.version.table)
+        tables = [wanted.version.table for wanted in self._wanted.values()]
+        versions = [store.txns.table_by_id(state, table) for table in tables]
         if isinstance(start, str):
             if self._until is not None:
                 latest = min(latest, self._until)
             return _Start(latest, snapshot=start == "snapshot", moving=True)
         if start > max(latest, store.env.now_micros()):
             raise AsOfInFuture(f"start {start} lies in the future; the latest time is {latest}")
-        # Before there was the table, nothing happened to it.
-        return _Start(max(start, version.created - 1), snapshot=False, moving=False)
+        # Before there was a table, nothing happened to it.
+        created = min(version.created for version in versions)
+        return _Start(max(start, created - 1), snapshot=False, moving=False)
 
     # --- all of it
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[C]:
         """All changes from here on, as long as they are wanted; it waits for them."""
         if not self._whole:
             raise UsageError(
@@ -278,10 +347,9 @@ class Course:
         if self._after > self._delivered:
             yield self._told()
 
-    def _told(self) -> Change:
+    def _told(self) -> C:
         """A change that only says how far time has come."""
-        self._delivered = self._after
-        return Change(self._wanted.arrow.empty_table(), Progress(self._after))
+        return self._deliver({}, self._after)
 
     def _pause(self, waited: float) -> float:
         pause = min(self._poll, max(_PAUSE_SECONDS, waited * _PAUSE_SHARE))
@@ -303,43 +371,55 @@ class Course:
     def _acknowledge(self) -> None:
         """Tells now and then that what was delivered is not needed any more."""
         now = self._handle.store.env.monotonic()
-        if self._place is None or not self._whole or now - self._moved < _MOVE_SECONDS:
+        if not self._places or not self._whole or now - self._moved < _MOVE_SECONDS:
             return
         self._moved = now
         if self._after >= 0 and not self._snapshot:
-            self._place.move(self._after, timeout=self._handle.deadline(None).remaining())
+            for place in self._places:
+                place.move(self._after, timeout=self._handle.deadline(None).remaining())
 
-    def _deliver(self, rows: pa.Table, through: int | None) -> Change:
+    def _deliver(self, rows: Mapping[str, pa.Table], through: int | None) -> C:
         """The rows as a change. `through`: they complete everything up to that time."""
         self._whole = through is not None
         if through is not None:
             self._after = self._delivered = through
             self._snapshot = False
-        return Change(rows, self.progress, complete=self._whole)
+        tables = {
+            name: rows[name] if name in rows else wanted.arrow.empty_table()
+            for name, wanted in self._wanted.items()
+        }
+        return self._made(tables, self.progress, self._whole)
 
     # --- the snapshot
 
-    def _first(self) -> Iterator[Change]:
+    def _first(self) -> Iterator[C]:
         """The rows as of the time at which the subscription begins; each change but the last is
         not complete.
         """
-        handle, wanted = self._handle, self._wanted
+        handle = self._handle
         deadline = handle.deadline(None)
-        view = self._snapshot_view(deadline)
-        time = view.as_of
-        want = Want(wanted.columns, condition=wanted.condition)
-        last: pa.Table | None = None
-        for rows in Reading(handle, view, want, deadline).tables():
-            if last is not None:
-                yield self._deliver(last, None)
-            last = wanted.as_changes(rows, time)
-        yield self._deliver(wanted.arrow.empty_table() if last is None else last, time)
+        views = self._snapshot_views(deadline)
+        time = self._after
+        last: dict[str, pa.Table] = {}
+        for name, wanted in self._wanted.items():
+            want = Want(wanted.columns, condition=wanted.condition)
+            for rows in Reading(handle, views[name], want, deadline).tables():
+                if last:
+                    yield self._deliver(last, None)
+                last = {name: wanted.as_changes(rows, time)}
+        yield self._deliver(last, time)
 
-    def _snapshot_view(self, deadline: Deadline) -> View:
-        store, table = self._handle.store, self._wanted.version.table
+    def _snapshot_views(self, deadline: Deadline) -> dict[str, View]:
+        """The tables, all at the time at which the subscription begins."""
+        store = self._handle.store
         while True:
             try:
-                return view_of(store, table, self._after, timeout=deadline.remaining())
+                return {
+                    name: view_of(
+                        store, wanted.version.table, self._after, timeout=deadline.remaining()
+                    )
+                    for name, wanted in self._wanted.items()
+                }
             except AsOfTooOld:
                 # SUBTLE: without a hold (a handle that only reads, or a lease that is over) what
                 # was the latest time may be given up before it is read. A later one does as well,
@@ -352,81 +432,116 @@ class Course:
 
     # --- what came after it
 
-    def _look(self, *, applied: bool = False) -> Spans:
+    def _look(self, *, applied: Collection[str] = ()) -> Spans:
         return look(
             self._handle.store,
-            [self._wanted.asked],
+            [wanted.asked for wanted in self._wanted.values()],
             self._after,
             until=self._until,
-            rows_max=_WINDOW_ROWS,
+            rows_max=_WINDOW_ROWS if len(self._wanted) == 1 else _WINDOW_ROWS_TOGETHER,
             applied=applied,
             deadline=self._handle.deadline(None),
         )
 
-    def _window(self, spans: Spans) -> Iterator[Change]:
+    def _window(self, spans: Spans) -> Iterator[C]:
         """The changes in the spans; none if there are none."""
-        rows, spans = self._read(spans)
-        if isinstance(rows, pa.Table):
-            if rows.num_rows:
-                yield self._deliver(rows, spans.through)
-        else:
-            for table, through in _in_whole_times(rows, self._wanted.arrow, spans.through):
-                yield self._deliver(table, through)
+        found, spans = self._read(spans)
+        tables = {name: rows for name, rows in found.items() if isinstance(rows, pa.Table)}
+        long = {name: rows for name, rows in found.items() if not isinstance(rows, pa.Table)}
+        if len(self._wanted) == 1 and long:
+            ((name, batches),) = long.items()
+            arrow = self._wanted[name].arrow
+            for table, through in _in_whole_times(batches, arrow, spans.through):
+                yield self._deliver({name: table}, through)
+        elif long or any(table.num_rows for table in tables.values()):
+            # Many changes of several tables are one change in pieces: what happened at one time
+            # is spread over all of it.
+            for name, batches in long.items():
+                for table in _in_tables(batches, self._wanted[name].arrow):
+                    yield self._deliver({name: table}, None)
+            yield self._deliver(tables, spans.through)
         self._after = spans.through
 
-    def _read(self, spans: Spans) -> tuple[pa.Table | Iterator[pa.RecordBatch], Spans]:
-        """All changes in the spans, sorted by time and then key: a table, or a long stream.
+    def _read(self, spans: Spans) -> tuple[dict[str, pa.Table | Iterator[pa.RecordBatch]], Spans]:
+        """All changes in the spans, of each table sorted by time and then key: a table, or a long
+        stream.
 
-        SUBTLE: nothing is delivered before everything was read (the stream is sorted). So where a
-        part is gone, because the table was compacted and vacuumed meanwhile, all is read anew from
+        SUBTLE: nothing is delivered before everything was read (the streams are sorted). So where a
+        part is gone, because its table was compacted and vacuumed meanwhile, all is read anew from
         what is stored now, which has the same updates; at times up to since it has not, and then
-        `look` says so.
+        `look` says so. Only of such tables: what is stored of one that is idle ends before that.
         """
         deadline = self._handle.deadline(None)
+        applied: set[str] = set()
         while True:
+            found: dict[str, pa.Table | Iterator[pa.RecordBatch]] = {}
             try:
-                return self._sorted(spans), spans
+                for name, span in zip(self._wanted, spans.spans, strict=True):
+                    found[name] = self._sorted(name, spans, span)
             except BlobMissing as error:
                 # Corruption if the table still needs it.
-                state_without(spans.spans[0].machine, error, deadline)
-                spans = self._look(applied=True)
+                state_without(span.machine, error, deadline)
+                applied.add(span.version.table)
+                spans = self._look(applied=applied)
                 if spans.through <= spans.after:  # it belongs to a commit that is not applied
                     raise Corruption(
-                        f"the part {error.key} of a commit to table "
-                        f"{self._wanted.version.name!r} is missing; restore it from a copy",
+                        f"the part {error.key} of a commit to table {name!r} is missing; restore "
+                        "it from a copy",
                         object=error.key,
                     ) from error
                 deadline.check("reading changes", may_have_happened=False)
+            else:
+                return found, spans
 
-    def _sorted(self, spans: Spans) -> pa.Table | Iterator[pa.RecordBatch]:
+    def _sorted(self, name: str, spans: Spans, span: Span) -> pa.Table | Iterator[pa.RecordBatch]:
         settings = self._handle.store.settings
-        tables = self._tables(spans)
+        wanted = self._wanted[name]
+        difference = Difference(self._handle, wanted, spans, span, None)
+        tables = (table for table in difference.tables() if table.num_rows)
         held: list[pa.Table] = []
         size = 0
         for table in tables:
             held.append(table)
             size += table.nbytes
-            if size > _CHANGE_BYTES:
+            if size > _CHANGE_BYTES // len(self._wanted):
                 break
         else:
             # Stable: by key within one time, as it was read.
-            table = pa.concat_tables(held) if held else self._wanted.arrow.empty_table()
+            table = pa.concat_tables(held) if held else wanted.arrow.empty_table()
             return sort_table(table, [TIME])
         ordered = sort_stream(
             chain(held, tables),
             [TIME],
             stable=True,
-            schema=self._wanted.arrow,
-            memory_bytes=settings.sort_memory_bytes,
+            schema=wanted.arrow,
+            memory_bytes=settings.sort_memory_bytes // len(self._wanted),
             threads=settings.threads,
         )
         first = next(iter(ordered))  # from here on everything was read
         return chain([first], ordered)
 
-    def _tables(self, spans: Spans) -> Iterator[pa.Table]:
-        for span in spans.spans:
-            difference = Difference(self._handle, self._wanted, spans, span, None)
-            yield from (table for table in difference.tables() if table.num_rows)
+
+def subscribed(handle: Handle, wanted: Wanted, **options: Any) -> Subscription:
+    """A subscription to one table; options as `Course` has them."""
+    table = wanted.version.name
+
+    def made(rows: Mapping[str, pa.Table], progress: Progress, complete: bool) -> Change:  # noqa: FBT001  as the course passes it
+        return Change(rows[table], progress, complete)
+
+    return Subscription(Course(handle, {table: wanted}, made, **options))
+
+
+def subscribed_together(
+    handle: Handle, wanted: Mapping[str, Wanted], **options: Any
+) -> TablesSubscription:
+    """A subscription to several tables; options as `Course` has them."""
+    return TablesSubscription(Course(handle, wanted, TablesChange, **options))
+
+
+def _in_tables(batches: Iterable[pa.RecordBatch], arrow: pa.Schema) -> Iterator[pa.Table]:
+    """Tables of some rows each; nothing is told of which times are whole."""
+    for batch in _short(batches):
+        yield pa.Table.from_batches([batch], arrow)
 
 
 def _in_whole_times(

@@ -43,6 +43,7 @@ COMMANDS = [
     "vacuum readings --dry-run",
     "prune --before 2020-01-01T00:00:00Z",
     "usage",
+    "sessions",
     "inspect log",
     "inspect state --table readings",
     "inspect rollups",
@@ -236,3 +237,14 @@ def test_a_subscription_goes_on_where_the_one_before_ended(lake: Run, tmp_path: 
         "json",
     )
     assert [row["sensor"] for row in found.json] == [-3, 7, 7]
+
+
+def test_changes_of_several_tables_say_to_which_they_belong(lake: Run) -> None:
+    lake("create", "other", "--schema", "k int64", "--row-keys", "k")
+    lake("sql", "insert into other values (3)")
+    said = lake("subscribe", "readings", "other", "--timeout", "0.01", "-o", "json").json
+    assert {each["table"] for each in said} == {"readings", "other"}
+    assert [each["row"]["k"] for each in said if each["table"] == "other"] == [3]
+    told = lake("subscribe", "readings", "other", "--timeout", "0.01").text
+    assert "readings" in told
+    assert "other" in told

@@ -19,7 +19,7 @@ from pyarrow import csv, types
 import strandline as sl
 from strandline.cli.tables import ROWS_SHOWN, show
 
-__all__ = ["Form", "Output", "emit", "note"]
+__all__ = ["Form", "Output", "emit", "emit_each", "note"]
 
 
 class Form(StrEnum):
@@ -130,12 +130,24 @@ def _text(value: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
+def emit_each(tables: Iterable[tuple[str, pa.Table]]) -> None:
+    """Prints rows of several tables as JSON: each an object with `table` and `row`."""
+    _print_objects(
+        ({"table": name, "row": row} for batch in _batches(rows) for row in _objects(batch))
+        for name, rows in tables
+    )
+
+
 def _emit_json(rows: Rows) -> None:
+    _print_objects(_objects(batch) for batch in _batches(rows))
+
+
+def _print_objects(groups: Iterable[Iterable[dict[str, Any]]]) -> None:
     """An array with one object per line, so that it can be read as a stream, too."""
     out = sys.stdout
     separator = "[\n"
-    for batch in _batches(rows):
-        for row in _objects(batch):
+    for group in groups:
+        for row in group:
             out.write(separator + json.dumps(row, ensure_ascii=False))
             separator = ",\n"
         out.flush()

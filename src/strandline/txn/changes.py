@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strandline.env import Deadline
@@ -56,15 +56,15 @@ def look(
     *,
     until: int | None = None,
     rows_max: int,
-    applied: bool = False,
+    applied: Collection[str] = (),
     deadline: Deadline,
 ) -> Spans:
     """The updates after `after` that there are now, up to `until`: some of them, in whole times.
 
     One Consensus request, unless commits were applied and tidied meanwhile; of what is applied not
-    more at once than about `rows_max` rows. `applied`: what is applied is read from the tables'
-    shards, as they are stored now, even where its entries are still there. Errors: UnknownTable
-    (dropped, and everything before that was given), AsOfTooOld.
+    more at once than about `rows_max` rows. `applied`: of the tables with these ids, what
+    is applied is read from their shards, as they are stored now, even where its entries are still
+    there. Errors: UnknownTable (dropped, and everything before that was given), AsOfTooOld.
     """
     state = store.txns.refresh(timeout=deadline.remaining())
     through = store.txns.latest(state)
@@ -83,13 +83,15 @@ def look(
     # before, so that a state of the data shard that is beyond it has the rest.
     planned: list[tuple[TableVersion, tuple[ChangeTask, ...] | None]] = []
     for one, version in zip(asked, versions, strict=True):
-        if not applied and _tidied(store, state, one.table) <= after:
+        if one.table not in applied and _tidied(store, state, one.table) <= after:
             planned.append((version, None))
             continue
-        if applied:
+        if one.table in applied:
             store.data(one.table).refresh(timeout=deadline.remaining())
         data = data_for(store, state, version, deadline)
-        through = min(through, _last_applied(version, data, after))
+        # Before there was the table, nothing happened to it.
+        known = max(after, version.created - 1)
+        through = min(through, _last_applied(version, data, known))
         planned.append((version, _applied(store, data, one, after, through, deadline)))
     if through <= after:  # nothing is applied that is newer
         return Spans(state, after, after)
