@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -404,7 +404,7 @@ class Scene:
 
     db: sl.Database
     table: sl.Table
-    sessions: list[str]
+    sessions: Sequence[str]
     needed: set[str]
     garbage: set[str]
 

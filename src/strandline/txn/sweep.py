@@ -1,7 +1,7 @@
 """Sweeps: what sessions that ended left behind, and nothing needs, is deleted.
 
 An ended session commits nothing any more, so of its objects only those are needed that something
-names already. docs/design/0012-ends-of-sessions.md says why the order of the steps matters. It
+names already. docs/design/0010-ends-of-sessions.md says why the order of the steps matters. It
 fails closed: a request that is not answered, or a state that cannot be read, ends the sweep before
 anything is deleted that it might have named.
 """
