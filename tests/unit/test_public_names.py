@@ -36,6 +36,8 @@ def test_the_public_names_are_these() -> None:
         "StrandlineError",
         "Subscription",
         "Table",
+        "TablesChange",
+        "TablesSubscription",
         "TransactionConflict",
         "UnknownTable",
         "UpperMismatch",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import typer
 
 from strandline.cli.app import command, open_database
-from strandline.cli.output import note
+from strandline.cli.output import Form, Output, emit
 
 __all__ = ["confirm_clock"]
 
+CONFIRMED = pa.schema([("retention_goes_by", pa.timestamp("us", "UTC"))])
+
 
 @command("confirm-clock", example="strandline confirm-clock", panel="Upkeep")
-def confirm_clock(ctx: typer.Context) -> None:
+def confirm_clock(ctx: typer.Context, output: Output = Form.TABLE) -> None:
     """Say that this machine's clock is right, where the log's time made it doubtful.
 
     After a jump of time by more than a day, retention waits for this (or for 16 commits over a
@@ -19,4 +22,5 @@ def confirm_clock(ctx: typer.Context) -> None:
     """
     with open_database(ctx, write=True) as db:
         time = db.confirm_clock()
-    note(f"confirmed; retention goes by {time.time.isoformat()}")
+    rows = pa.Table.from_pylist([{"retention_goes_by": time.time}], schema=CONFIRMED)
+    emit(rows, output)
