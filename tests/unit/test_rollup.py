@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.env import Deadline
 from strandline.errors import Corruption, LocationError
 from strandline.ids import ObjectKey
+from strandline.location import Location
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.opening import SCAN_RECORDS
-from strandline.state.commands import AdvanceUpper, Apply, Commit, Tidy, Write
+from strandline.shard.vacuum import Vacuum
+from strandline.state.codec import decode_rollup
+from strandline.state.commands import AdvanceUpper, Apply, Commit, Heartbeat, Tidy, Write
 from strandline.state.decide import Decision
 from strandline.state.invariants import broken
 from strandline.state.model import Batch, Diff, Part, Rollup, Session
-from strandline.state.pages import PagesNeeded
+from strandline.state.pages import Page, PagesNeeded
 from strandline.state.replay import State, replay
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 
@@ -624,6 +629,76 @@ def _forget_rollups(state: State, command: Any, author: Any) -> Any:
 
 
 # --- very many
+
+
+def rolled_up(machine: Machine) -> None:
+    """A rollup of the newest state, and the record that names it."""
+    assert machine.roll_up()
+    machine.submit(Heartbeat())
+
+
+def named_pages(place: Place, rollup: Rollup) -> set[str]:
+    """The keys of the pages that a rollup names."""
+    manifest = decode_rollup(place.blob.get(rollup.key, timeout=1), rollup.key)
+    return {
+        ref.key for refs in manifest.pages.values() if not isinstance(refs, Page) for ref in refs
+    }
+
+
+def shrunk_to_fit_inside(place: Place) -> Machine:
+    """A machine whose entries were in pages and are so few that its rollup has them inside.
+
+    Most of the pages went whole: of those that are left, nothing changed.
+    """
+    machine = fill(place, 100)
+    rolled_up(machine)
+    keys = [key for key, _ in machine.state.entries.range()]
+    machine.submit(Tidy(tuple(keys[:-12])))
+    assert any(slot.clean for slot in machine.state.entries.slots)
+    rolled_up(machine)
+    return machine
+
+
+def test_nothing_counts_as_stored_that_the_newest_rollup_of_its_own_does_not_name() -> None:
+    place = Place(replace(SMALL, rollup_every_records=10_000))
+    machine = shrunk_to_fit_inside(place)
+    rollup = named(machine)
+    assert rollup is not None
+    slots = [slot for found in machine.state.maps.values() for slot in found.slots]
+    assert {slot.ref.key for slot in slots if slot.ref} <= named_pages(place, rollup)
+    equal(place, machine)
+
+
+@pytest.mark.parametrize("read_back_before", [True, False])
+def test_a_collection_that_grows_again_names_no_page_that_a_vacuum_takes(
+    *, read_back_before: bool
+) -> None:
+    # Such a page dies with the rollup that named it. If it is still there when a later one is read
+    # back that names it again, logs are shortened for that one, and then the page goes.
+    place = Place(replace(SMALL, rollup_every_records=10_000))
+    machine = shrunk_to_fit_inside(place)
+    location = Location(place.blob, place.consensus, "memory://", "memory://")
+
+    def vacuum(delay_seconds: int) -> None:
+        place.env.seconds += 10
+        deadline = Deadline(place.env, 1_000)
+        delay = delay_seconds * 1_000_000
+        Vacuum(machine, location, place.env, delay_micros=delay, deadline=deadline).run()
+
+    for _ in range(3):
+        vacuum(10_000 if read_back_before else 0)
+        rolled_up(machine)
+    for number in range(40):
+        write(machine, b"%06d" % number + PAYLOAD)
+    for _ in range(2):
+        rolled_up(machine)
+        vacuum(10_000 if read_back_before else 0)
+    for _ in range(3):
+        vacuum(0)
+    assert place.log[0].seqno > 1, "the vacuum was to shorten the log"
+    for _, rollup in machine.state.rollups.range():
+        assert named_pages(place, rollup) <= place.store.objects.keys()
+    equal(place, machine)
 
 
 def test_bytes_per_rollup_do_not_grow_in_20000_commits() -> None:

@@ -105,7 +105,11 @@ class Writer:
         if sum(map(_size, pieces)) <= INLINE_BYTES_MAX:
             self.load([slot for slot in found.slots if slot.page is None])
             items = dict(found.range())
-            return found, Page(items, list(items)) if items else ()
+            page = Page(items, list(items))
+            # SUBTLE: none of it counts as stored any more, unchanged pages included. This rollup
+            # does not name them, so a vacuum takes them with those that do; a later one, for which
+            # the collection has grown again, would name them as if they were there.
+            return PagedMap((Slot((), page, None),)), page if items else ()
         slots: list[Slot[Any]] = []
         for piece in self._merged(name, pieces):
             slots += [piece] if isinstance(piece, Slot) else self._stored(name, piece)
