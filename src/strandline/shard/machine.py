@@ -182,10 +182,12 @@ class Machine:
             raise UsageError("this handle is closed; open the database again")
         try:
             result = self._submit(command, note, deadline)
-        finally:
-            # A heartbeat says that somebody lives: an owner of nothing leaves it at that.
-            if self._registered or not isinstance(command, Heartbeat):
-                self._acknowledge_ended(deadline)
+        except StrandlineError:
+            self._acknowledge_ended(deadline)
+            raise
+        # A heartbeat says that somebody lives: an owner of nothing leaves it at that.
+        if self._registered or not isinstance(command, Heartbeat):
+            self._acknowledge_ended(deadline)
         if not self._settings.background:
             self.maybe_rollup()
         return result
