@@ -155,6 +155,8 @@ def test_f1_the_replaced_holder_is_fenced_and_its_objects_stay_until_it_acknowle
 
 def test_f2_a_holder_that_is_stopped_is_replaced_at_once(lake: sl.Database) -> None:
     table = lake.table("t")
+    with lake.create_table("warm", SCHEMA, row_keys="k").attach("b") as first_use:
+        first_use.append({"k": [1]})  # what a process loads with its first write is not meant here
     with working(lake.url, "a") as a:
         assert a.tell(1) == "committed"
         a.send(signal.SIGSTOP)
@@ -170,7 +172,7 @@ def test_f2_a_holder_that_is_stopped_is_replaced_at_once(lake: sl.Database) -> N
             others.append(time.monotonic() - before)
         # The lease of the one that is stopped is 15 minutes. What is beyond two commits is noise
         # of a machine that does other things.
-        assert first <= 2 * median(others) + 0.25
+        assert first <= 2 * median(others) + 1
         assert attached - begun < 5
         lake.vacuum()
         assert states(lake)[a.session] == "ended"
