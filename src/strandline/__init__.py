@@ -27,6 +27,7 @@ from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql import Relation
+from strandline.staged import Staged
 from strandline.subscription import Change, Subscription, TablesChange, TablesSubscription
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
@@ -53,6 +54,7 @@ __all__ = [
     "Scan",
     "SchemaMismatch",
     "Settings",
+    "Staged",
     "StrandlineError",
     "Subscription",
     "Table",

@@ -22,6 +22,7 @@ from strandline.parts.schema import TableSchema, new_schema, validate_table_name
 from strandline.reports import status
 from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
+from strandline.staged import Staged, stage
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.subscription import (
@@ -32,10 +33,11 @@ from strandline.subscription import (
 )
 from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
-from strandline.transaction import Transaction, transact
+from strandline.transaction import STAGING_SECONDS, Transaction, transact
 from strandline.txn.properties import check_properties
 from strandline.txn.prune import TablePrune, prune_tables
 from strandline.txn.sessions import force_ack, sessions
+from strandline.txn.staging import Staging
 from strandline.txn.vacuum import TableVacuum, vacuum_database
 from strandline.usage import usage
 from strandline.writing import WriteOptions, build, commit_writes
@@ -294,6 +296,18 @@ class Database:
             metadata=metadata,
             timeout=timeout,
         )
+
+    def stage(self, data: Mapping[str, Any], *, timeout: float | None = None) -> Staged:
+        """Writes rows for several tables, `{name: data}`, which nobody sees until they are merged.
+
+        `Transaction.merge` takes it up, here or in another process (`Staged.to_bytes`). In a keyed
+        table the rows replace those of their keys once committed. `timeout` (seconds) is for
+        writing them; nothing is committed.
+        """
+        options = self._options("stage", timeout)
+        # What was written stays for longer than it took to write it.
+        staging = Staging(self._handle.store, self._handle.deadline(STAGING_SECONDS))
+        return stage(self._handle, data, replace(options, staging=staging))
 
     def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
         """The commits of the database, newest first, at most `limit`.

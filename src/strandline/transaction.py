@@ -19,13 +19,20 @@ import pyarrow as pa
 
 from strandline.changes import touches, united_batch
 from strandline.env import Deadline, retry_delays
-from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, UsageError
+from strandline.errors import (
+    AsOfTooOld,
+    LocationError,
+    TransactionConflict,
+    UnknownTable,
+    UsageError,
+)
 from strandline.handle import Handle
 from strandline.parts.inline import decode_inline
 from strandline.proof import proven
 from strandline.query import Scan
 from strandline.reading import typed
 from strandline.sql import run_sql
+from strandline.staged import Staged
 from strandline.state.commands import Read, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
@@ -37,12 +44,12 @@ from strandline.txn.txns import named
 from strandline.txn.view import View, view_at
 from strandline.writing import WriteOptions, commit_writes
 
-__all__ = ["Isolation", "Transaction", "TransactionTable", "transact"]
+__all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable", "transact"]
 
 A = TypeVar("A")
 Isolation = Literal["strict serializable", "serializable", "snapshot"]
 
-_STAGING_SECONDS = 7 * 86_400.0
+STAGING_SECONDS = 7 * 86_400.0
 """For how long a transaction may keep what it staged."""
 
 _PROOFS_MAX = 8
@@ -90,7 +97,7 @@ class Transaction:
         self._metadata = dict(metadata or {})
         self._timeout = timeout
         self._positions = positions
-        self._staging = Staging(store, Deadline(store.env, _STAGING_SECONDS))
+        self._staging = Staging(store, Deadline(store.env, STAGING_SECONDS))
         deadline = handle.deadline(timeout)
         txns = store.txns
         known = txns.machine.state
@@ -101,6 +108,9 @@ class Transaction:
         self._writes: dict[str, list[Entry]] = {}
         self._versions: dict[str, TableVersion] = {}
         self._reads: dict[str, list[Interval]] = {}
+        self._merged: list[Staged] = []
+        """They keep their sessions alive."""
+        self._merged_reads: list[Read] = []
         self._lock = threading.Lock()
         self._over = ""
         self.read_time = txns.latest(known)
@@ -146,11 +156,7 @@ class Transaction:
             transaction=None,
             positions=self._positions,
         )
-        writes = [
-            (self._versions[table], Write(table, batch))
-            for table in self._writes
-            for batch in self._batches(table, options)
-        ]
+        writes = self._to_be_written(options)
         if not writes and self._token is None and not self._positions:
             # Reads of one moment are at one moment: that is all that there is to prove.
             self.committed = Commit(self.read_time, 0, ())
@@ -158,6 +164,42 @@ class Transaction:
             self.committed = self._granted(writes, options)
         self._over = "was committed"
         return self.committed
+
+    def merge(self, staged: Staged) -> int:
+        """Takes up what was staged, after everything that was written before; how many rows.
+
+        Any number of them. What its writes were computed from may not have been written by others
+        since. Errors: UnknownTable, UsageError (of another database).
+        """
+        self._check_open()
+        store = self._handle.store
+        store.check_writable()
+        writes, reads = staged.taken(store.database)
+        versions = {version.table: version for version in self.tables()}
+        for write in writes:
+            if write.table not in versions:
+                raise UnknownTable(f"the table {write.table} was dropped; nothing was merged")
+        self._merged.append(staged)
+        self._merged_reads += reads
+        return self.add([(versions[write.table], write) for write in writes]).rows or 0
+
+    def stage(self, *, timeout: float | None = None) -> Staged:
+        """Ends the transaction without a commit: what it wrote, for `merge` into another.
+
+        What it has read goes along: whoever commits is refused if that was changed by others.
+        """
+        self._check_open()
+        if self._token is not None or self._positions:
+            raise UsageError(
+                "a token or a position goes with a commit; pass it to that transaction"
+            )
+        deadline = self._handle.deadline(self._timeout if timeout is None else timeout)
+        options = replace(self.options("transaction", deadline), transaction=None)
+        writes = self._to_be_written(options)
+        reads = [*self._to_be_unchanged(writes), *self._merged_reads]
+        self._over = "was staged"
+        store = self._handle.store
+        return Staged(store.database, [write for _, write in writes], reads, self._staging)
 
     def rollback(self) -> None:
         """Discards what was written here; nothing of it was ever visible."""
@@ -232,6 +274,13 @@ class Transaction:
 
     # --- inside
 
+    def _to_be_written(self, options: WriteOptions) -> list[tuple[TableVersion, Write]]:
+        return [
+            (self._versions[table], Write(table, batch))
+            for table in self._writes
+            for batch in self._batches(table, options)
+        ]
+
     def _base(self, table: str, deadline: Deadline) -> View:
         store = self._handle.store
         version = store.txns.table_by_id(self._state, table)
@@ -270,7 +319,7 @@ class Transaction:
         self, writes: Sequence[tuple[TableVersion, Write]], options: WriteOptions
     ) -> Commit:
         """The commit, if what was read is unchanged, by the state or else by the tables."""
-        reads = self._to_be_unchanged(writes)
+        reads = [*self._to_be_unchanged(writes), *self._merged_reads]
         for _ in range(_PROOFS_MAX):
             try:
                 return commit_writes(self._handle, writes, options, reads=reads)
@@ -283,8 +332,8 @@ class Transaction:
 
     def _concerns(self, table: str, keys: pa.Table) -> bool:
         """Whether it matters that others changed these keys among those that were read."""
-        if self._isolation != "snapshot":
-            return True
+        if self._isolation != "snapshot" or any(read.table == table for read in self._merged_reads):
+            return True  # of what was merged it is known what matters, not for which isolation
         return any(
             touches(self._handle, self._versions[table], entry.batch, keys)
             for entry in self._writes.get(table, ())
@@ -422,7 +471,9 @@ def transact(
     """
     deadline = handle.deadline(timeout)
     env = handle.store.env
-    pauses = iter(retry_delays(env, first_seconds=0.002, most_seconds=0.25))
+    # Short ones: a conflict says that another got through, and who waits longer the more often it
+    # met one would never be the first against those who have just been.
+    pauses = iter(retry_delays(env, first_seconds=0.001, most_seconds=0.008))
     while True:
         transaction = Transaction(
             handle,
@@ -433,7 +484,7 @@ def transact(
         )
         try:
             result = function(transaction)
-            _settled(transaction, deadline, pauses, handle)
+            _settled(transaction, deadline, handle)
         except TransactionConflict:
             transaction.rollback()
             deadline.check(
@@ -447,10 +498,9 @@ def transact(
             return result
 
 
-def _settled(
-    transaction: Transaction, deadline: Deadline, pauses: Iterator[float], handle: Handle
-) -> None:
+def _settled(transaction: Transaction, deadline: Deadline, handle: Handle) -> None:
     """Commits; with a token again and again while the outcome is not known."""
+    pauses = iter(retry_delays(handle.store.env, first_seconds=0.002, most_seconds=0.25))
     while True:
         try:
             transaction.commit(timeout=max(deadline.remaining(), 0.001))

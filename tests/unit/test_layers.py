@@ -39,6 +39,7 @@ LAYERS: list[set[str]] = [
         "reading",
         "reports",
         "splitting",
+        "staged",
         "statements",
         "transaction",
         "usage",

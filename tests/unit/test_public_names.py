@@ -33,6 +33,7 @@ def test_the_public_names_are_these() -> None:
         "Scan",
         "SchemaMismatch",
         "Settings",
+        "Staged",
         "StrandlineError",
         "Subscription",
         "Table",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from strandline.errors import Corruption, UsageError
 from strandline.state import strandline_pb2 as pb
+from strandline.state.commands import Read, Write
 from strandline.state.messages import (
     COLLECTIONS,
     NAMES,
@@ -29,7 +30,7 @@ from strandline.state.messages import (
     put_key,
     put_rollup,
 )
-from strandline.state.model import FORMAT, Batch, Diff, Key, Rollup, Value
+from strandline.state.model import FORMAT, Batch, Diff, Interval, Key, Rollup, Value
 from strandline.state.pages import Page, PageRef
 
 __all__ = [
@@ -41,12 +42,14 @@ __all__ = [
     "decode_receipt",
     "decode_record",
     "decode_rollup",
+    "decode_staged",
     "encode_batch",
     "encode_item",
     "encode_page",
     "encode_receipt",
     "encode_record",
     "encode_rollup",
+    "encode_staged",
     "record_hash",
     "seal_page",
 ]
@@ -58,11 +61,13 @@ _PAGE = b"SLpg"
 _ROLLUP = b"SLru"
 _BATCH = b"SLbt"
 _RECEIPT = b"SLrt"
+_STAGED = b"SLst"
 _WORDS = {
     _RECORD: "record",
     _PAGE: "page of state",
     _ROLLUP: "rollup",
     _RECEIPT: "receipt",
+    _STAGED: "staged transaction",
     _BATCH: "batch",
 }
 
@@ -384,3 +389,37 @@ def encode_batch(batch: Batch) -> bytes:
 def decode_batch(data: bytes, object_name: str = "a batch from another process") -> Batch:
     """The inverse of `encode_batch`."""
     return get_batch(_open(_BATCH, data, object_name, pb.Batch))
+
+
+# --- staged transactions
+
+
+def encode_staged(database: str, writes: Sequence[Write], reads: Sequence[Read]) -> bytes:
+    """A staged transaction for another process."""
+    message = pb.Staged(database=database)
+    for write in writes:
+        put_batch(message.writes.add(table=write.table).batch, write.batch)
+    for read in reads:
+        intervals = sorted(read.intervals)
+        message.reads.add(
+            table=read.table,
+            since=read.since,
+            lower=[lower for lower, _ in intervals],
+            upper=[upper or b"" for _, upper in intervals],
+            open=bool(intervals) and intervals[-1].upper is None,
+        )
+    return _seal(_STAGED, message.SerializeToString())
+
+
+def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read]]:
+    """The inverse of `encode_staged`."""
+    message = _open(_STAGED, data, "a staged transaction", pb.Staged)
+    writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
+    reads = []
+    for read in message.reads:
+        uppers: list[bytes | None] = list(read.upper)
+        if read.open:
+            uppers[-1] = None
+        intervals = tuple(map(Interval, read.lower, uppers))
+        reads.append(Read(read.table, read.since, intervals))
+    return message.database, writes, reads

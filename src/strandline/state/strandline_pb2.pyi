@@ -435,3 +435,35 @@ class Copies(_message.Message):
     last: int
     records: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, shard: _Optional[str] = ..., key: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Staged(_message.Message):
+    __slots__ = ("database", "writes", "reads")
+    DATABASE_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    database: str
+    writes: _containers.RepeatedCompositeFieldContainer[StagedWrite]
+    reads: _containers.RepeatedCompositeFieldContainer[StagedRead]
+    def __init__(self, database: _Optional[str] = ..., writes: _Optional[_Iterable[_Union[StagedWrite, _Mapping]]] = ..., reads: _Optional[_Iterable[_Union[StagedRead, _Mapping]]] = ...) -> None: ...
+
+class StagedWrite(_message.Message):
+    __slots__ = ("table", "batch")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    batch: Batch
+    def __init__(self, table: _Optional[str] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ...) -> None: ...
+
+class StagedRead(_message.Message):
+    __slots__ = ("table", "since", "lower", "upper", "open")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    UPPER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    since: int
+    lower: _containers.RepeatedScalarFieldContainer[bytes]
+    upper: _containers.RepeatedScalarFieldContainer[bytes]
+    open: bool
+    def __init__(self, table: _Optional[str] = ..., since: _Optional[int] = ..., lower: _Optional[_Iterable[bytes]] = ..., upper: _Optional[_Iterable[bytes]] = ..., open: _Optional[bool] = ...) -> None: ...

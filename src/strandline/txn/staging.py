@@ -34,6 +34,16 @@ class Staging:
             self._session = machine.live_session(timeout=seconds)
         return self._session
 
+    def hand_over(self, *, timeout: float) -> None:
+        """Leaves the session, if it was used, to whoever commits what was written under it.
+
+        Nobody keeps it alive from now on. What else this handle has staged under it has to be
+        committed within its lease, too.
+        """
+        machine = self._store.txns.machine
+        if self._session is not None and machine.session == self._session:
+            machine.hand_over(timeout=timeout)
+
     def new_key(self, table: str) -> str:
         """A key for a part of the table. Held, Fenced: nobody shall write much for nothing."""
         if table not in self._tables:
