@@ -7,9 +7,18 @@ from types import TracebackType
 from typing import Self
 
 from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
-from strandline.location.consensus import Consensus, Record
+from strandline.location.consensus import Consensus, Queueing, Record
 
-__all__ = ["Blob", "BlobExists", "BlobInfo", "BlobMissing", "Consensus", "Location", "Record"]
+__all__ = [
+    "Blob",
+    "BlobExists",
+    "BlobInfo",
+    "BlobMissing",
+    "Consensus",
+    "Location",
+    "Queueing",
+    "Record",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Consensus", "Record"]
+__all__ = ["Consensus", "Queueing", "Record"]
 
 
 class Record(NamedTuple):
@@ -49,3 +50,19 @@ class Consensus(Protocol):
 
     def close(self) -> None:
         """Gives back what the handle holds."""
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """What a Consensus may offer besides: writers queue up before they look, not after.
+
+    Nothing depends on it but speed: who looks and writes within its turn does not lose to others
+    who look in theirs.
+    """
+
+    def turn(self, *, timeout: float) -> AbstractContextManager[None]:
+        """Nobody else's `compare_and_set` goes through meanwhile, but that of this thread does.
+
+        Waits for as long as others have theirs; `DeadlineExceeded` if that takes too long. To be
+        kept short: what the caller does meanwhile, all writers wait for.
+        """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -87,6 +89,8 @@ class SqliteConsensus:
         if (mode == "r" or not create) and not os.path.exists(self._path):
             raise UsageError(f"there is no log at {self._path}")
         self._turnstile = Turnstile(self._path, env)
+        self._inside = 0
+        """The thread that has its `turn`."""
         self._reading = Reading(self._path, env) if mode == "r" else None
         self._pool = Pool(self._connect)
         try:
@@ -123,6 +127,17 @@ class SqliteConsensus:
 
     def keys(self, *, timeout: float) -> Sequence[str]:
         return [row[0] for row in self._read(_QUERIES["keys"], (), timeout)]
+
+    @contextmanager
+    def turn(self, *, timeout: float) -> Iterator[None]:
+        """The turn at the turnstile, for a look and the write that rests on it (`Queueing`)."""
+        self._turnstile.enter(Deadline(self._env, timeout), f"writing to {self._path}")
+        self._inside = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._inside = 0
+            self._turnstile.leave()
 
     def close(self) -> None:
         self._pool.close()
@@ -162,12 +177,17 @@ class SqliteConsensus:
         """How many rows the statement changed."""
         if self._reading is not None:
             raise UsageError(f"{self._path} was opened for reading only; open it for writing")
+        if self._inside == threading.get_ident():
+            return self._written(sql, parameters, deadline)
         self._turnstile.enter(deadline, f"writing to {self._path}")
         try:
-            self._check_file()
-            return self._patiently(sql, parameters, deadline, "writing to")[1]
+            return self._written(sql, parameters, deadline)
         finally:
             self._turnstile.leave()
+
+    def _written(self, sql: str, parameters: tuple[object, ...], deadline: Deadline) -> int:
+        self._check_file()
+        return self._patiently(sql, parameters, deadline, "writing to")[1]
 
     def _patiently(
         self, sql: str, parameters: tuple[object, ...], deadline: Deadline, doing: str
@@ -328,6 +348,7 @@ _HANDLES: weakref.WeakSet[SqliteConsensus] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for handle in list(_HANDLES):
         handle._turnstile.abandon()  # noqa: SLF001
+        handle._inside = 0  # noqa: SLF001
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from strandline.errors import (
     UsageError,
 )
 from strandline.ids import SessionId, ShardId, new_session_id, session_of
-from strandline.location import Location
+from strandline.location import Location, Queueing
 from strandline.location.consensus import Record
 from strandline.settings import Settings
 from strandline.shard.chain import record_name, verified
@@ -52,6 +52,8 @@ Decide = Callable[[State, Command, Author], Decision]
 Note = str | Callable[[Any], str]
 
 _LOSSES_WITHOUT_SLEEP = 3
+_LOOK_SECONDS = 1.0
+"""For how long a look at the log may keep other writers waiting."""
 _log = logging.getLogger("strandline")
 
 
@@ -109,6 +111,10 @@ class Machine:
         # Held while a command is under way, requests included: the queue of this session.
         self._turn = threading.Lock()
         self._unsettled: _Attempt | None = None
+        self._crowded = False
+        """Whether others wrote to the log between our last look and our turn."""
+        self._line = ExitStack()
+        """Holds our turn at the log, if we have it."""
         # Held while a rollup is written.
         self._rolling = threading.Lock()
 
@@ -462,34 +468,60 @@ class Machine:
         losses = 0
         delays = pauses(self._env, deadline)
         while True:
-            state = self._follower.opened(deadline)
-            try:
-                attempt = self._prepare(command, note, deadline)
-            except (LocationError, Corruption):
-                raise
-            except StrandlineError as error:
-                if isinstance(error, Fenced) and self._has_ended(deadline):
-                    self._renew()
-                    if isinstance(command, Heartbeat):
-                        return False
-                    continue
-                if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
+            with self._in_line(deadline):
+                state = self._follower.opened(deadline)
+                try:
+                    attempt = self._prepare(command, note, deadline)
+                except (LocationError, Corruption):
                     raise
-                fresh = True
-                continue
-            if isinstance(attempt, Decision):
-                if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
+                except StrandlineError as error:
+                    if isinstance(error, Fenced) and self._has_ended(deadline):
+                        self._renew()
+                        if isinstance(command, Heartbeat):
+                            return False
+                        continue
+                    if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
+                        raise
+                    fresh = True
+                    continue
+                if isinstance(attempt, Decision):
+                    if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
+                        return attempt.result
+                    fresh = True
+                    continue
+                self._check_objects(command)
+                if self._write(attempt, deadline):
                     return attempt.result
-                fresh = True
-                continue
-            self._check_objects(command)
-            if self._write(attempt, deadline):
-                return attempt.result
             fresh = False
             losses += 1
+            self._crowded = True
             deadline.check(f"a command on shard {self.shard}", may_have_happened=False)
             if losses > _LOSSES_WITHOUT_SLEEP:
                 self._env.sleep(min(next(delays), 0.05))
+
+    @contextmanager
+    def _in_line(self, deadline: Deadline) -> Iterator[None]:
+        """While the log is crowded: our turn at it, and a look at what others wrote before that.
+
+        Else whoever looks and then queues up to write would find, at its turn, that those ahead of
+        it have written: of eight, seven lose each time, and the same ones again and again.
+        """
+        consensus = self._location.consensus
+        if not self._crowded or not isinstance(consensus, Queueing):
+            yield
+            return
+        known = self._follower.catch_up(deadline)  # what can take long is done before
+        with self._line:
+            self._line.enter_context(consensus.turn(timeout=deadline.remaining()))
+            try:
+                now = self._follower.catch_up(
+                    Deadline(self._env, min(_LOOK_SECONDS, deadline.remaining()))
+                )
+                self._crowded = now.seqno > known.seqno
+            except LocationError as error:
+                _log.info("shard %s: %s", self.shard, error)
+                self._line.close()  # nobody shall wait for that; without a turn it goes as well
+            yield
 
     def _prepare(self, command: Command, note: Note, deadline: Deadline) -> _Attempt | Decision:
         """The record of the command on the newest known state; the decision if there is none."""
@@ -555,6 +587,7 @@ class Machine:
         try:
             won = self._put(attempt, deadline)
         except LocationError as error:
+            self._line.close()  # to find out may take long
             if error.may_have_happened:
                 return self._settle(attempt, deadline)
             self._unsettled = None
