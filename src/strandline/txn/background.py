@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 
-from strandline.env import Env, Worker
-from strandline.errors import StrandlineError
+from strandline.env import Deadline, Env, Worker
+from strandline.errors import DeadlineExceeded, StrandlineError
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.settings import Settings
@@ -44,6 +45,8 @@ class Background:
         self._look_every = store.settings.lease_seconds / 4
         self._look_at = store.env.monotonic() + self._look_every
         self._bytes: dict[str, int] = {}
+        self._applying: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """Per table, held by the thread that applies: others of this handle have nothing to do."""
         self._leaves: dict[tuple[str, bytes | None], None] = {}
         """Leaves (None: L0) of tables that got parts and were not looked at since."""
         self._lock = threading.Lock()
@@ -52,12 +55,22 @@ class Background:
 
     def before_write(self, table: str, *, timeout: float) -> None:
         """Applies first if the table's backlog is past its bound: who piles up pays."""
-        settings = self._store.settings
-        if (
-            self._backlog(table) >= settings.backlog_commits_max
-            or self._bytes.get(table, 0) >= settings.backlog_bytes_max
-        ):
-            self._apply(table, timeout=timeout)
+        if not self._is_full(table):
+            return
+        # SUBTLE: all threads that write come here at once, and each would gather the same commits,
+        # of which one can be entered. So one does, and the others wait for it: that is their price.
+        deadline = Deadline(self._store.env, timeout)
+        if not self._applying[table].acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded(
+                "earlier commits to the table could not be applied in time, and this one was not "
+                "begun; pass a larger timeout= to wait longer",
+                may_have_happened=False,
+            )
+        try:
+            if self._is_full(table):
+                self._apply(table, timeout=deadline.remaining())
+        finally:
+            self._applying[table].release()
 
     def after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
         """Takes note of what was committed; starts what is due, or does it if nobody else will.
@@ -77,11 +90,7 @@ class Background:
             self._written.update(table for table, _, _ in written)
         for table, size, has_parts in written:
             total = self._bytes[table] = self._bytes.get(table, 0) + size
-            if (
-                has_parts
-                or total >= settings.backlog_bytes_max // 8
-                or self._backlog(table) >= settings.apply_backlog_commits
-            ):
+            if has_parts or total >= settings.backlog_bytes_max // 8 or self._is_responsible(table):
                 due.append(table)
         rollup = self._store.txns.machine.rollup_due
         if not due and not rollup and not self._look_due:
@@ -105,6 +114,27 @@ class Background:
             worker = self._worker
         if worker is not None:
             worker.stop()
+
+    def _is_full(self, table: str) -> bool:
+        settings = self._store.settings
+        return (
+            self._backlog(table) >= settings.backlog_commits_max
+            or self._bytes.get(table, 0) >= settings.backlog_bytes_max
+        )
+
+    def _is_responsible(self, table: str) -> bool:
+        """Whether this handle's last commit to the table was the one that makes apply due.
+
+        Where several processes write, each of them meets a backlog past its bound, and all but one
+        would gather its rows in vain. So it is up to whose commit fills a bite; should that process
+        be gone, or busy with another, it is up to one in some commits after twice as many.
+        """
+        every = self._store.settings.apply_backlog_commits
+        backlog = self._backlog(table)
+        if not self._store.settings.background:
+            return backlog >= every
+        step = every if backlog < 2 * every else max(1, every // 8)
+        return backlog >= every and backlog % step == 0
 
     def _backlog(self, table: str) -> int:
         """Commits to the table that this handle knows of and does not know to be applied."""
@@ -131,13 +161,20 @@ class Background:
             try:
                 self._roll_up(timeout=timeout)
                 if table is not None:
-                    self._apply(table, timeout=timeout)
+                    self._apply_beside(table, timeout=timeout)
                 elif not self._shorten_next(timeout=timeout):
                     self._look_out(timeout=timeout)
                     return
             except StrandlineError as error:
                 _log.warning("background work on %s failed and is left for later: %s", table, error)
                 return
+
+    def _apply_beside(self, table: str, *, timeout: float) -> None:
+        if self._applying[table].acquire(blocking=False):
+            try:
+                self._apply(table, timeout=timeout)
+            finally:
+                self._applying[table].release()
 
     def _apply(self, table: str, *, timeout: float) -> None:
         self._bytes[table] = 0
