@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import pyarrow as pa
 
 from strandline.changes import touches, united_batch
+from strandline.ddl import name_of, new_table
 from strandline.env import Deadline, retry_delays
 from strandline.errors import (
     AsOfTooOld,
@@ -28,12 +29,13 @@ from strandline.errors import (
 )
 from strandline.handle import Handle
 from strandline.parts.inline import decode_inline
+from strandline.parts.schema import validate_table_name
 from strandline.proof import proven
 from strandline.query import Scan
 from strandline.reading import typed
 from strandline.sql import run_sql
 from strandline.staged import Staged
-from strandline.state.commands import Read, Write
+from strandline.state.commands import Read, Split, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
 from strandline.state.tokens import token_of
@@ -108,6 +110,9 @@ class Transaction:
         self._writes: dict[str, list[Entry]] = {}
         self._versions: dict[str, TableVersion] = {}
         self._reads: dict[str, list[Interval]] = {}
+        self._changes: dict[str, TableChange] = {}
+        self._points: dict[str, tuple[bytes, ...]] = {}
+        """Of new tables: where they are split from the start."""
         self._merged: list[Staged] = []
         """They keep their sessions alive."""
         self._merged_reads: list[Read] = []
@@ -130,6 +135,77 @@ class Transaction:
 
     def __getitem__(self, name: str) -> TransactionTable:
         return self.table(name)
+
+    def create_table(
+        self,
+        name: str,
+        schema: Any,
+        *,
+        row_keys: Sequence[str] | str,
+        sort_keys: Sequence[str] | str = (),
+        kind: str = "rows",
+        split_points: Sequence[Any] = (),
+        properties: Mapping[str, Any] | None = None,
+    ) -> TransactionTable:
+        """A table that is there once this is committed, with what is written to it meanwhile.
+
+        As `Database.create_table`: `schema` may be data, which are its first rows.
+        """
+        self._check_open()
+        store = self._handle.store
+        store.check_writable()
+        made = new_table(
+            store.env, name, schema, row_keys, sort_keys, kind, split_points, properties
+        )
+        self._check_free(name)
+        self._changes[made.version.table] = TableChange(made.version, None)
+        self._points[made.version.table] = made.points
+        table = self.table(name)
+        if made.data is not None:
+            table.append(made.data)
+        return table
+
+    def drop_table(self, name: str) -> None:
+        """Ends a table with this commit, and what was written to it here is not. UnknownTable."""
+        self._check_open()
+        self._handle.store.check_writable()
+        version = named(self.tables(), name_of(name))
+        change = self._changes.pop(version.table, None)
+        self._writes.pop(version.table, None)
+        self._points.pop(version.table, None)
+        if change is None or change.expected_version is not None:
+            before = self._before(version.table)
+            self._changes[version.table] = TableChange(before, before.version, dropped=True)
+
+    def rename_table(self, name: str, to: str) -> None:
+        """Gives a table another name, with this commit. Errors: UnknownTable, UsageError."""
+        self._check_open()
+        self._handle.store.check_writable()
+        validate_table_name(name_of(to))
+        version = named(self.tables(), name_of(name))
+        self._check_free(to, but=version.table)
+        after = replace(version, name=to)
+        change = self._changes.get(version.table)
+        expected = version.version if change is None else change.expected_version
+        self._changes[version.table] = TableChange(after, expected)
+        if version.table in self._versions:
+            self._versions[version.table] = after
+
+    def _check_free(self, name: str, but: str = "") -> None:
+        for version in self.tables():
+            if version.name.casefold() == name.casefold() and version.table != but:
+                raise UsageError(
+                    f"there is a table {version.name!r} already; choose another name, or drop or "
+                    "rename that one first"
+                )
+
+    def _before(self, table: str) -> TableVersion:
+        """The table as it was when the transaction began."""
+        return self._handle.store.txns.table_by_id(self._state, table)
+
+    def _is_new(self, table: str) -> bool:
+        change = self._changes.get(table)
+        return change is not None and change.expected_version is None
 
     def sql(self, query: str, *, timeout: float | None = None) -> Any:
         """Runs one statement: a query gives a `Relation`, a write the number of rows written."""
@@ -157,7 +233,7 @@ class Transaction:
             positions=self._positions,
         )
         writes = self._to_be_written(options)
-        if not writes and self._token is None and not self._positions:
+        if not writes and not self._changes and self._token is None and not self._positions:
             # Reads of one moment are at one moment: that is all that there is to prove.
             self.committed = Commit(self.read_time, 0, ())
         else:
@@ -234,8 +310,14 @@ class Transaction:
         return WriteOptions(operation, None, {}, deadline, self._staging, self)
 
     def tables(self) -> list[TableVersion]:
-        """The tables that the transaction sees."""
-        return self._handle.store.txns.tables(self._state)
+        """The tables that the transaction sees, what it did to them included."""
+        there = {v.table: v for v in self._handle.store.txns.tables(self._state)}
+        for table, change in self._changes.items():
+            if change.dropped:
+                there.pop(table, None)
+            else:
+                there[table] = change.after
+        return sorted(there.values(), key=lambda version: version.name)
 
     def view(self, table: str, deadline: Deadline) -> View:
         """The table with that id as the transaction sees it; what is read of it is remembered."""
@@ -265,7 +347,7 @@ class Transaction:
             if not write.batch.rows:
                 continue
             # As if written at the time that is read, after everything else of that time.
-            entry = Entry(version.table, self.read_time, next(_ordinals), "", write.batch)
+            entry = Entry(version.table, max(0, self.read_time), next(_ordinals), "", write.batch)
             with self._lock:
                 self._versions.setdefault(version.table, version)
                 self._writes.setdefault(version.table, []).append(entry)
@@ -283,6 +365,9 @@ class Transaction:
 
     def _base(self, table: str, deadline: Deadline) -> View:
         store = self._handle.store
+        if self._is_new(table):
+            version = self._changes[table].after
+            return view_at(store, self._state, version, max(0, self.read_time), deadline)
         version = store.txns.table_by_id(self._state, table)
         return view_at(store, self._state, version, self.read_time, deadline)
 
@@ -320,15 +405,26 @@ class Transaction:
     ) -> Commit:
         """The commit, if what was read is unchanged, by the state or else by the tables."""
         reads = [*self._to_be_unchanged(writes), *self._merged_reads]
+        changes = self._begun(options.deadline)
         for _ in range(_PROOFS_MAX):
             try:
-                return commit_writes(self._handle, writes, options, reads=reads)
+                return commit_writes(self._handle, writes, options, changes, reads)
             except TransactionConflict:
                 before = reads
                 reads = proven(self._handle, reads, self._concerns, options.deadline)
                 if reads == before:
                     raise
-        return commit_writes(self._handle, writes, options, reads=reads)
+        return commit_writes(self._handle, writes, options, changes, reads)
+
+    def _begun(self, deadline: Deadline) -> list[TableChange]:
+        """The changes of tables, of which the new ones are split as they shall be."""
+        for table, points in self._points.items():
+            if points:
+                # Before the table has a name, so that nobody meets it half split.
+                machine = self._handle.store.data(table)
+                machine.submit(Split(1, b"", points), timeout=deadline.remaining())
+        self._points.clear()
+        return list(self._changes.values())
 
     def _concerns(self, table: str, keys: pa.Table) -> bool:
         """Whether it matters that others changed these keys among those that were read."""
@@ -342,7 +438,12 @@ class Transaction:
     def _to_be_unchanged(self, writes: Sequence[tuple[TableVersion, Write]]) -> list[Read]:
         """What nobody may have written since it was read here."""
         since = self.read_time + 1
-        seen = {table: united(intervals) for table, intervals in self._reads.items() if intervals}
+        # Of a table that is new here nobody else knows.
+        seen = {
+            table: united(intervals)
+            for table, intervals in self._reads.items()
+            if intervals and not self._is_new(table)
+        }
         if self._isolation != "snapshot":
             return [Read(table, since, tuple(intervals)) for table, intervals in seen.items()]
         written: dict[str, list[Interval]] = {}

@@ -223,7 +223,8 @@ def commit_computed(
         return options.transaction.add(
             [(within.version, Write(table, batch)) for batch in compute(within)]
         )
-    pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
+    # Short ones, as in `transact`.
+    pauses = iter(retry_delays(store.env, first_seconds=0.001, most_seconds=0.008))
     given_up: int | None = None
     while True:
         seen: list[Interval] = []
