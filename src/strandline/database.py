@@ -9,16 +9,14 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
+from strandline.ddl import name_of, new_table
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.handle import Handle
 from strandline.history import history
-from strandline.ids import new_shard_id
 from strandline.inspection import inspect, planned, shards
 from strandline.maintenance import CompactionReport, compact
-from strandline.parts.conform import to_arrow
-from strandline.parts.keys import KeyCodec
-from strandline.parts.schema import TableSchema, new_schema, validate_table_name
+from strandline.parts.schema import validate_table_name
 from strandline.reports import status
 from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
@@ -34,7 +32,6 @@ from strandline.subscription import (
 from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact
-from strandline.txn.properties import check_properties
 from strandline.txn.prune import TablePrune, prune_tables
 from strandline.txn.sessions import force_ack, sessions
 from strandline.txn.staging import Staging
@@ -108,28 +105,17 @@ class Database:
         """
         _refuse_later(kind, aggregate=aggregate, merge=merge, keep=keep)
         options = self._options("create_table", timeout)
-        validate_table_name(_name(name))
-        data = None if isinstance(schema, pa.Schema) else to_arrow(schema)
-        typed = new_schema(
-            schema if data is None else data.schema,
+        made_of = new_table(
+            self._handle.store.env,
+            name,
+            schema,
             row_keys,
             sort_keys,
-            kind,  # type: ignore[arg-type]  # checked there
+            kind,
+            split_points,
+            properties,
         )
-        version = TableVersion(
-            table=new_shard_id(self._handle.store.env),
-            version=1,
-            name=name,
-            valid_from=0,
-            valid_until=None,
-            created=0,
-            kind=typed.kind,
-            schema=typed.to_bytes(),
-            row_keys=typed.row_keys,
-            sort_keys=typed.sort_keys,
-            properties=check_properties(properties or {}),
-        )
-        points = _points(split_points, typed)
+        version, points, data = made_of.version, made_of.points, made_of.data
         there = self._find(name, options.deadline)
         if there is None:
             made = self._create(version, points, data, options, exist_ok=exist_ok)
@@ -142,7 +128,7 @@ class Database:
         """The table of that name; `UnknownTable`, a `KeyError` too, names those that are near."""
         store = self._handle.store
         state = store.txns.refresh(timeout=store.settings.timeout_seconds)
-        return Table(self._handle, store.txns.table(state, _name(name), self._as_of), self._as_of)
+        return Table(self._handle, store.txns.table(state, name_of(name), self._as_of), self._as_of)
 
     def tables(self) -> list[str]:
         """The names of all tables, sorted."""
@@ -161,7 +147,7 @@ class Database:
 
     def rename_table(self, name: str, to: str, *, timeout: float | None = None) -> Commit:
         """Gives a table another name, from now on. Handles on the table go on working."""
-        validate_table_name(_name(to))
+        validate_table_name(name_of(to))
         done = self._change("rename_table", name, {"name": to}, timeout)
         if done is None:
             raise AssertionError("only a drop may find nothing")
@@ -222,7 +208,7 @@ class Database:
                 "this is the database as of an earlier time, which has no changes to come; "
                 "subscribe to the database itself"
             )
-        names = list(dict.fromkeys(map(_name, _listed(tables))))
+        names = list(dict.fromkeys(map(name_of, _listed(tables))))
         for what, given in (("columns", columns), ("where", where)):
             unknown = sorted(set(given or ()) - set(names), key=str)
             if unknown:
@@ -636,7 +622,7 @@ class Database:
         while True:
             state = txns.refresh(timeout=options.deadline.remaining())
             try:
-                version = txns.table(state, _name(name))
+                version = txns.table(state, name_of(name))
             except UnknownTable:
                 if missing_ok:
                     return None
@@ -660,30 +646,7 @@ def _refuse_later(kind: str, **later: object) -> None:
             raise UsageError(f"{name}= comes in a later release; leave it out")
 
 
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise UsageError(f"{name!r} is no name of a table: pass a string")
-    return name
-
-
 def _listed(tables: Any) -> Sequence[Any]:
     if isinstance(tables, str | bytes) or not isinstance(tables, Sequence) or not tables:
         raise UsageError(f"tables={tables!r}: pass a list of names of tables")
     return tables
-
-
-def _points(points: Sequence[Any], schema: TableSchema) -> tuple[bytes, ...]:
-    """Split points as encoded row keys, ascending, each once."""
-    if isinstance(points, str | bytes) or not hasattr(points, "__iter__"):
-        raise UsageError(f"split_points={points!r}: pass a list of row keys")
-    codec = KeyCodec(schema)
-    encoded = set()
-    for point in points:
-        values = codec.normalize(point)
-        if not 0 < len(values) <= len(schema.row_keys):
-            raise UsageError(
-                f"split point {point!r}: pass a row key, or a prefix of one; row keys are "
-                f"{schema.row_keys}"
-            )
-        encoded.add(codec.encode(values))
-    return tuple(sorted(encoded))

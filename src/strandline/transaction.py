@@ -265,6 +265,8 @@ class Transaction:
         What it has read goes along: whoever commits is refused if that was changed by others.
         """
         self._check_open()
+        if self._changes:
+            raise UsageError("tables cannot be created, dropped or renamed in what is staged")
         if self._token is not None or self._positions:
             raise UsageError(
                 "a token or a position goes with a commit; pass it to that transaction"
