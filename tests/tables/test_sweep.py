@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-import strandline.table
+import strandline.txn.apply
 from strandline.env import Deadline
 from strandline.ids import ObjectKey
 from strandline.state.commands import Expire
@@ -247,7 +247,7 @@ def test_who_closes_and_leaves_something_is_swept(
         mine.append({"k": [1]})
         machine = other._handle.store.data(mine.id)
         with monkeypatch.context() as patched:
-            gather = strandline.txn.apply._gather  # type: ignore[attr-defined]
+            gather = strandline.txn.apply._gather
 
             def late(*given: Any) -> Any:
                 part = gather(*given)
