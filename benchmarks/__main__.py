@@ -18,6 +18,7 @@ NAMES = (
     "upserts",
     "compaction",
     "amplification",
+    "transactions",
 )
 
 
