@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -795,3 +796,38 @@ def test_a_file_that_was_changed_just_now_is_left_alone_for_a_moment(path: Path)
     clock.micros = changed + 1_000
     SqliteConsensus(path, clock, mode="r").close()
     assert 20_000 <= clock.micros - changed < 30_000
+
+
+def test_within_a_turn_only_its_own_thread_writes(path: Path, log: SqliteConsensus) -> None:
+    other = SqliteConsensus(path, RealEnv())
+    with log.turn(timeout=T):
+        for handle in (other, log):
+            with ThreadPoolExecutor(1) as pool:
+                late = pool.submit(handle.compare_and_set, "s", 0, b"late", timeout=0.05)
+                with pytest.raises(DeadlineExceeded) as caught:
+                    late.result()
+            assert not caught.value.may_have_happened
+        assert log.compare_and_set("s", 0, b"mine", timeout=T)
+        assert other.scan("s", 1, 10, timeout=T) == [Record(1, b"mine")]
+    assert other.compare_and_set("s", 1, b"theirs", timeout=T)
+    other.close()
+
+
+def test_a_turn_ends_with_an_error_too(path: Path, log: SqliteConsensus) -> None:
+    with pytest.raises(ZeroDivisionError), log.turn(timeout=T):
+        _ = 1 // 0
+    other = SqliteConsensus(path, RealEnv())
+    assert other.compare_and_set("s", 0, b"theirs", timeout=T)
+    other.close()
+
+
+def test_who_waits_for_a_turn_too_long_is_told_so(path: Path, log: SqliteConsensus) -> None:
+    other = SqliteConsensus(path, RealEnv())
+    with (
+        log.turn(timeout=T),
+        pytest.raises(DeadlineExceeded) as caught,
+        other.turn(timeout=0.05),
+    ):
+        raise AssertionError("two at once")
+    assert not caught.value.may_have_happened
+    other.close()
