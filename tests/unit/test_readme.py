@@ -44,3 +44,7 @@ def test_the_python_of_the_tutorial_runs(empty: Path) -> None:
 
 def test_the_python_of_the_page_on_upkeep_runs(empty: Path) -> None:
     close_all(run_python(README.parent / "docs" / "upkeep.md"))
+
+
+def test_the_python_of_the_page_on_transactions_runs(empty: Path) -> None:
+    close_all(run_python(README.parent / "docs" / "transactions.md"))
