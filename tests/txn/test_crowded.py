@@ -15,6 +15,7 @@ from strandline.database import Database
 from strandline.location.sqlite import SqliteConsensus
 from strandline.testing.processes import in_processes, side_by_side
 from strandline.txn import background
+from strandline.txn.apply import apply_table
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 SETTINGS = sl.Settings(background=False)
@@ -83,7 +84,7 @@ def test_of_many_threads_at_a_full_backlog_one_applies(
     settings = sl.Settings(background=False, apply_backlog_commits=10_000, backlog_commits_max=40)
     applied: list[int] = []
     guard = threading.Lock()
-    inner = background.apply_table
+    inner = apply_table
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         done = inner(*args, **kwargs)
