@@ -99,6 +99,22 @@ def test_a_commit_needs_no_clock_but_the_logs(place: str, monkeypatch: pytest.Mo
         assert len(table) == 1
 
 
+def test_a_clock_that_jumped_is_refused_also_where_the_location_does_not_answer(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise LocationError("no space left", may_have_happened=False)
+
+    with opened(place) as db:
+        table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")
+        monkeypatch.setattr(FileBlob, "put", broken)
+        table.append(ROW)
+        shift(db, YEAR)
+        for _ in range(2):
+            with pytest.raises(sl.ClockSkew):
+                table.append(ROW)
+
+
 def test_an_as_of_in_an_hour_is_refused_at_once(open_database: Callable[..., Database]) -> None:
     db = open_database()
     table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")

@@ -9,7 +9,7 @@ import logging
 import threading
 
 from strandline.env import Deadline, Env
-from strandline.errors import ClockSkew, LocationError
+from strandline.errors import ClockSkew, DeadlineExceeded, LocationError
 from strandline.location import Location
 from strandline.shard.machine import Machine
 from strandline.shard.probe import location_time
@@ -41,6 +41,7 @@ class Clock:
         self._ahead: int | None = None
         """What the location's clock shows more than the monotonic clock, in µs."""
         self._failed_at: float | None = None
+        self._looks = 0
         self._lock = threading.Lock()
 
     def now(self, upper: int | None, *, timeout: float) -> tuple[int, bool]:
@@ -75,25 +76,36 @@ class Clock:
         return int(self._env.monotonic() * 1_000_000)
 
     def _looked(self, timeout: float) -> int | None:
-        with self._lock:
-            env, failed = self._env, self._failed_at
-            if failed is not None and env.monotonic() < failed + _AGAIN_SECONDS:
-                return None
-            try:
-                seconds = min(timeout, _PROBE_SECONDS)
-                found = location_time(
-                    self._location,
-                    self._machine.shard,
-                    self._machine.session,
-                    env,
-                    Deadline(env, seconds),
-                )
-            except LocationError as error:
-                # Whoever commits a few rows needs the log alone; it takes note of a jump itself.
-                _log.warning("the clock of %s was not read: %s", self._location.url, error)
-                self._ahead, self._failed_at = None, env.monotonic()
-                return None
+        """Asks the location, or takes what another thread was told meanwhile."""
+        looks = self._looks
+        if not self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded(
+                "the location's clock was not read in time, and nothing was committed; pass a "
+                "larger timeout= to wait longer",
+                may_have_happened=False,
+            )
+        try:
+            if looks == self._looks:
+                self._look(timeout)
+                self._looks += 1
+            return self._off(self._env.now_micros())
+        finally:
+            self._lock.release()
+
+    def _look(self, timeout: float) -> None:
+        env, failed = self._env, self._failed_at
+        if failed is not None and env.monotonic() < failed + _AGAIN_SECONDS:
+            return
+        deadline = Deadline(env, min(timeout, _PROBE_SECONDS))
+        machine = self._machine
+        try:
+            found = location_time(self._location, machine.shard, machine.session, env, deadline)
+        except LocationError as error:
+            # Whoever commits a few rows needs the log alone; it takes note of a jump itself. What
+            # the location's clock showed before goes on to count.
+            _log.warning("the clock of %s was not read: %s", self._location.url, error)
+            self._failed_at = env.monotonic()
+        else:
             # SUBTLE: read after the answer, so that the location's clock seems earlier by what
             # the answer took, at most `_PROBE_SECONDS`: little against the skew that is refused.
             self._ahead, self._failed_at = found - self._monotonic(), None
-            return self._off(env.now_micros())
