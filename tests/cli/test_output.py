@@ -33,6 +33,7 @@ COMMANDS = [
     "subscribe readings --timeout 0.01",
     "history",
     "history readings",
+    "export readings out.parquet --overwrite",
     "status",
     "partitions readings",
     "parts readings",
