@@ -302,7 +302,7 @@ def appenders(path: Path, given: argparse.Namespace) -> None:
         print(f"{'commits a second of 8 processes':<44} {commits / given.seconds:.0f}   (aim: 400)")
         slowest = min(map(len, taken)) / (commits / PROCESSES)
         print(f"{'slowest process against the mean':<44} {slowest:.2f}")
-        # It goes up and down with each bite that is applied: the peaks of some seconds are compared.
+        # It goes up and down with each bite that is applied: peaks of some seconds are compared.
         at_ten = [count for at, count in backlog if 7 <= at < 13] or [backlog[0][1]]
         last = [count for at, count in backlog if at >= given.seconds - 6]
         shown = f"{max(at_ten)} at 10 s, {max(last)} at the end, {max(c for _, c in backlog)} most"
