@@ -26,6 +26,17 @@ Commands (times and numbers decimal, keys as text):
     swept SESSION AT [last]
     close [littered]
     sessions                          all of them, and who holds what
+    hold ID [seqno]                   opens a hold; seqno: on objects too
+    let_go ID
+    rollup [verified]                 names a rollup of the newest state, as the next record would
+    retire SEQNO … [read=SEQNO,…] [kept=SEQNO,…]    rollups, each with an object of its own
+    receipt FIRST..LAST               copies of the records in between
+    drop_receipt FIRST
+    mark SEQNO @TIME                  what the location's clock showed
+    vacuum DELAY @NOW                 what a run may do
+    collect                           forgets what the last `vacuum` said may be deleted
+    finish
+    clear REF …
     state                             everything that is in the state
     names TIME                        the tables as of a time
     read [LOWER..UPPER …] [@AS_OF] [+TIME:LOWER-UPPER …]    the tasks; `+` is an overlay's entry
@@ -48,16 +59,23 @@ from strandline.state.commands import (
     AdvanceUpper,
     Apply,
     Attach,
+    Clear,
+    CloseHold,
     CloseSession,
+    Collect,
     Command,
     Commit,
     Compact,
     Expire,
+    Finish,
     Heartbeat,
+    KeepReceipts,
+    OpenHold,
     Output,
     Read,
     Release,
     Retain,
+    RetireRollups,
     Split,
     Swept,
     TableChange,
@@ -65,6 +83,7 @@ from strandline.state.commands import (
     Write,
 )
 from strandline.state.decide import Author, current_table, decide
+from strandline.state.garbage import plan_vacuum
 from strandline.state.invariants import broken
 from strandline.state.model import (
     L0,
@@ -245,6 +264,7 @@ class Script:
     session: str = "w1"
     fenced: bool = False
     known: set[str] = field(default_factory=set)
+    deletable: tuple[Key, ...] = ()
 
     def run(self, line: str) -> list[str]:
         verb, _, rest = line.partition(" ")
@@ -406,6 +426,80 @@ def run_swept(script: Script, plain: Words, _: Named) -> list[str]:
 def run_sessions(script: Script, _: Words, __: Named) -> list[str]:
     found = [item("sessions", *each) for each in script.state.sessions.range()]
     return found + [item("holders", *each) for each in script.state.holders.range()]
+
+
+def run_hold(script: Script, plain: Words, _: Named) -> list[str]:
+    hold = Hold(None, 0 if "seqno" in plain else None, kind="reader")
+    return script.do(OpenHold(plain[0], hold, leased=False))
+
+
+def run_let_go(script: Script, plain: Words, _: Named) -> list[str]:
+    hold = script.state.holds.get((plain[0],))
+    return script.do(CloseHold(plain[0], 0 if hold is None else hold.epoch))
+
+
+def run_rollup(script: Script, plain: Words, _: Named) -> list[str]:
+    state = script.state
+    rollup = Rollup(state.seqno, f"rollup-{state.seqno}", 10, "verified" in plain)
+    diff = Diff("rollups", (rollup.seqno,), rollup)
+    script.state = replay(state, state.seqno + 1, b"", [diff])
+    return [changed(diff)]
+
+
+def run_retire(script: Script, plain: Words, named: Named) -> list[str]:
+    dropped = tuple(int(word) for word in plain)
+    there = [key[0] for key, _ in script.state.rollups.range() if key[0] not in dropped]
+    kept = tuple(numbers(named["kept"])) if "kept" in named else tuple(there)
+    objects = tuple(Dead(f"rollup-{seqno}", seqno, 0, 10) for seqno in dropped)
+    verified = tuple(numbers(named.get("read", "")))
+    return script.do(RetireRollups(dropped, kept, objects, verified))
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
+
+
+def run_receipt(script: Script, plain: Words, _: Named) -> list[str]:
+    first, last = (int(word) for word in plain[0].split(".."))
+    receipt = Receipt(last, f"receipt-{first}-{last}-{script.session}", 10)
+    return script.do(KeepReceipts(((first, receipt),)))
+
+
+def run_drop_receipt(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(KeepReceipts(dropped=(int(plain[0]),)))
+
+
+def run_mark(script: Script, plain: Words, named: Named) -> list[str]:
+    return script.do(Collect(mark=(int(plain[0]), Mark(int(named["@"])))))
+
+
+def run_vacuum(script: Script, plain: Words, named: Named) -> list[str]:
+    plan = plan_vacuum(script.state, int(named["@"]), int(plain[0]))
+    script.deletable = tuple(key for key, _ in plan.delete)
+    lines = [f"delete {dead.key}" for _, dead in plan.delete]
+    lines += [f"{dead.key} waits for the {reason}" for dead, reason in plan.waits]
+    lines += ["write a rollup"] if plan.roll_up else []
+    lines += [f"mark {plan.seqno}"] if plan.mark else []
+    lines += [f"forget the mark of {seqno}" for seqno in plan.stale_marks]
+    lines += [f"retire {rollup.key}" for rollup in plan.retire]
+    if plan.receipts_from <= plan.receipts_through:
+        lines.append(f"receipts of {plan.receipts_from} to {plan.receipts_through}")
+    lines += [f"truncate before {plan.truncate_before}"] if plan.truncate_before else []
+    return lines or ["nothing to do"]
+
+
+def run_collect(script: Script, _: Words, __: Named) -> list[str]:
+    return script.do(Collect(script.deletable))
+
+
+def run_finish(script: Script, _: Words, __: Named) -> list[str]:
+    return script.do(Finish())
+
+
+def run_clear(script: Script, plain: Words, _: Named) -> list[str]:
+    ids = {int(word) for word in plain}
+    keys = tuple(key for key, ref in script.state.references.range() if ref.id in ids)
+    return script.do(Clear(keys))
 
 
 def run_state(script: Script, _: Words, __: Named) -> list[str]:
