@@ -113,7 +113,7 @@ def commit_group(
     outcomes: list[CommitResult | StrandlineError] = []
     diffs: dict[tuple[str, Key], Diff] = {}
     current = state
-    for member in command.commits:
+    for number, member in enumerate(command.commits, 1):
         try:
             changed, outcome = commit(current, member, author, touches)
         except StrandlineError as error:
@@ -123,9 +123,10 @@ def commit_group(
             continue
         outcomes.append(outcome)
         diffs |= {(diff.collection, diff.key): diff for diff in changed}
-        # The next one meets what this one wrote, as if each had a record of its own.
-        current = replay(current, current.seqno, current.hash, changed)
-    for diff in _tidied(current, command.tidies)[0] if diffs else ():
+        if number < len(command.commits):
+            # The next one meets what this one wrote, as if each had a record of its own.
+            current = replay(current, current.seqno, current.hash, changed)
+    for diff in _tidied(state, command.tidies)[0] if diffs else ():
         diffs[diff.collection, diff.key] = diff
     return list(diffs.values()), outcomes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from strandline.state.model import (
@@ -107,6 +108,7 @@ class State:
         return self.maps["tokens"]
 
 
+@cache
 def initial() -> State:
     """The state of a shard that has no record yet: empty, one leaf that covers every key."""
     maps: dict[str, PagedMap[Any]] = {name: PagedMap.of() for name in COLLECTIONS}
