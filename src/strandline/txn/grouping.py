@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from strandline.env import Deadline, Env
-from strandline.errors import DeadlineExceeded, StrandlineError
+from strandline.errors import DeadlineExceeded, LocationError, StrandlineError
 from strandline.shard.machine import Machine
 from strandline.state.commands import Commit, CommitGroup, CommitResult
 from strandline.state.model import Key
@@ -27,14 +26,21 @@ _BYTES_MAX = 1 << 20
 """Inline bytes of a group: a large commit does not make small ones wait for its bytes."""
 
 
-@dataclass(eq=False)
 class _Member:
     """A commit that waits, and its outcome as soon as there is one."""
 
-    command: Commit
-    note: Note
-    deadline: Deadline
-    outcome: CommitResult | BaseException | None = None
+    __slots__ = ("command", "deadline", "leads", "note", "outcome", "signal")
+
+    def __init__(self, command: Commit, note: Note, deadline: Deadline) -> None:
+        self.command = command
+        self.note = note
+        self.deadline = deadline
+        self.outcome: CommitResult | StrandlineError | None = None
+        self.leads = False
+        """Whether it is its thread's turn to write, for itself and for those that wait."""
+        self.signal = threading.Lock()
+        """Released once there is an outcome, or the member leads."""
+        self.signal.acquire()
 
     @property
     def size(self) -> int:
@@ -44,6 +50,10 @@ class _Member:
 
 class CommitQueue:
     """Gathers the commits of the threads of one process. Thread-safe.
+
+    One thread at a time leads: it writes a record for all that wait, and then has one of those that
+    came meanwhile lead. Each waits for a signal of its own, so that those whose commits are done
+    go on while the next record is under way.
 
     `tidies` gives the keys of applied entries that a record retracts along the way, and `again`
     takes back those that were not.
@@ -61,9 +71,9 @@ class CommitQueue:
         self._tidies = tidies
         self._again = again
         self._waiting: list[_Member] = []
+        self._led = False
+        """Whether some member leads, or was told to."""
         self._guard = threading.Lock()
-        # Held by whoever submits for all that wait.
-        self._turn = threading.Lock()
 
     def commit(self, command: Commit, note: Note, *, timeout: float) -> CommitResult:
         """The commit's outcome, alone or with others. Its errors are those of `Commit`.
@@ -74,26 +84,43 @@ class CommitQueue:
         member = _Member(command, note, Deadline(self._env, timeout))
         with self._guard:
             self._waiting.append(member)
-        if not self._turn.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
-            raise self._late(member)
+            if not self._led:
+                self._led = member.leads = True
         try:
+            if not member.leads and not member.signal.acquire(timeout=_in_range(timeout)):
+                self._check_done(member)
+            # Whoever is signalled without an outcome leads.
             if member.outcome is None:
                 self._submit(self._next(member))
         finally:
-            self._turn.release()
-        if isinstance(member.outcome, BaseException):
+            self._leave(member)
+        if isinstance(member.outcome, StrandlineError):
             raise member.outcome
         if member.outcome is None:  # `_submit` leaves none without
             raise AssertionError("a commit without an outcome")
         return member.outcome
 
-    def _late(self, member: _Member) -> DeadlineExceeded:
-        """The time is over. Is the commit still waiting, or on its way?"""
+    def _leave(self, member: _Member) -> None:
+        """The member goes, however it ended: it waits no more, and if it led, another does."""
+        if member.outcome is not None and not member.leads:
+            return
+        with self._guard:
+            if member in self._waiting:
+                self._waiting.remove(member)
+            if not member.leads:
+                return
+            self._led = bool(self._waiting)
+            if self._led:
+                self._waiting[0].leads = True
+                self._waiting[0].signal.release()
+
+    def _check_done(self, member: _Member) -> None:
+        """The time is over: DeadlineExceeded, unless there is an outcome after all."""
         with self._guard:
             waits = member in self._waiting
-            if waits:
-                self._waiting.remove(member)
-        return DeadlineExceeded(
+        if member.outcome is not None:
+            return
+        raise DeadlineExceeded(
             "earlier commits of this handle did not end in time, and this one was "
             + ("not begun" if waits else "on its way with them")
             + "; pass a larger timeout= to wait longer",
@@ -117,18 +144,21 @@ class CommitQueue:
     def _submit(self, group: Sequence[_Member]) -> None:
         tidies = self._tidies()
         written = False
+        outcomes: Sequence[CommitResult | StrandlineError] = ()
         try:
             outcomes = self._outcomes(group, tidies)
             written = any(isinstance(o, CommitResult) and not o.repeated for o in outcomes)
-        except BaseException as error:
-            for member in group:
-                member.outcome = error
-            if not isinstance(error, StrandlineError):
-                raise  # an interrupt, a bug: it ends the thread that it came up in, too
-        else:
+        except StrandlineError as error:
+            outcomes = [error] * len(group)
+        except BaseException:
+            # An interrupt, or a bug: it ends the thread that it came up in. The others were not
+            # interrupted; of their commits nothing is known.
+            outcomes = [_interrupted() for _ in group]
+            raise
+        finally:
             for member, outcome in zip(group, outcomes, strict=True):
                 member.outcome = outcome
-        finally:
+                member.signal.release()
             if not written:
                 self._again(tidies)  # retracting what is gone already is skipped
 
@@ -153,3 +183,15 @@ class CommitQueue:
             command, timeout=timeout, note=note
         )
         return outcomes
+
+
+def _interrupted() -> LocationError:
+    return LocationError(
+        "the thread that wrote this commit together with its own was interrupted; look whether it "
+        "is there before you repeat it, or use a token",
+        may_have_happened=True,
+    )
+
+
+def _in_range(timeout: float) -> float:
+    return min(max(timeout, 0.0), threading.TIMEOUT_MAX)
