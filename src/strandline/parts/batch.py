@@ -61,12 +61,13 @@ def build_batch(
         schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow, cuts, env
     )
     if isinstance(rows, pa.Table):
-        if rows.nbytes <= _IN_MEMORY_BYTES:
-            return builder.small(rows)
+        size = rows.nbytes
+        if size <= _IN_MEMORY_BYTES:
+            return builder.small(rows, size)
         return builder.large(rows.to_batches(), ordered=is_sorted(rows, schema.keys))
     head, rest = _head(rows)
     if rest is None:
-        return builder.small(head)
+        return builder.small(head, head.nbytes)
     return builder.large(chain(head.to_batches(), rest), ordered=False)
 
 
@@ -96,15 +97,17 @@ class _Builder:
     cuts: Callable[[], Sequence[bytes]]
     env: Env
 
-    def small(self, rows: pa.Table) -> Batch:
-        """A batch of rows that are sorted in memory."""
+    def small(self, rows: pa.Table, size: int) -> Batch:
+        """A batch of rows that are sorted in memory, of about `size` bytes."""
         if not rows.num_rows:
             return Batch()
         rows = _without_plain_diff(prepare_batch(rows, self.schema))
-        # Encoding adds to the rows' bytes, so larger ones need not be tried.
-        if rows.nbytes <= self.settings.inline_bytes_max:
+        # Encoding adds to the rows' bytes, so larger ones need not be tried; but fewer rows may be
+        # left than there were.
+        inline_max = self.settings.inline_bytes_max
+        if size <= inline_max or rows.nbytes <= inline_max:
             inline = encode_inline(rows)
-            if len(inline) <= self.settings.inline_bytes_max:
+            if len(inline) <= inline_max:
                 return self._inline(rows, inline)
         return self._of_parts(self._written(rows.to_batches()))
 

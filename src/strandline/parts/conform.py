@@ -193,6 +193,11 @@ class _Plan:
 
     def __init__(self, given: pa.Schema, schema: TableSchema) -> None:
         self._schema = schema
+        self._same = given.equals(schema.arrow)
+        """Whether the columns are the table's already; what is in them is looked at anyway."""
+        if self._same:
+            self._sources = tuple(range(len(schema.arrow)))
+            return
         names = given.names
         self._sources = tuple(given.get_field_index(name) for name in schema.arrow.names)
         found = len(names) - self._sources.count(-1)
@@ -225,14 +230,14 @@ class _Plan:
     def columns(self, data: pa.Table | pa.RecordBatch, base: int) -> list[Any]:
         """The table's columns out of `data`, whose first row is number `base` of all."""
         out = []
-        for field, source in zip(self._schema.arrow, self._sources, strict=True):
+        for field, source in zip(self._schema.fields, self._sources, strict=True):
             if source < 0:
                 out.append(pa.nulls(data.num_rows, field.type))
                 continue
             column = data.column(source)
             if not field.nullable and column.null_count:
                 self._refuse_null(field.name, column, base)
-            if column.type != field.type:
+            if not self._same and column.type != field.type:
                 column = _cast(column, field, base)
             _validate(column, field)
             out.append(column)

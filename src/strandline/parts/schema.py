@@ -58,6 +58,11 @@ class TableSchema:
         return self.row_keys + self.sort_keys
 
     @cached_property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """The columns; Arrow makes new objects each time that it is asked for them."""
+        return tuple(self.arrow)
+
+    @cached_property
     def values(self) -> tuple[str, ...]:
         """The columns that are no keys."""
         keys = set(self.keys)
