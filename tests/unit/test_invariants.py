@@ -55,6 +55,7 @@ P1 = part("p1", b"a", b"c")
 ENDED = replace(P1, has_end=True)
 LEFT = Interval(b"", b"m")
 RIGHT = Interval(b"m", None)
+COUNTED = Meta(upper=13, leaves=3, references=3)
 
 DAMAGES: list[tuple[str, tuple[Diff, ...]]] = [
     ("leaves-cover-the-key-space", (Diff("leaves", (b"m",), Leaf(3, Interval(b"n"), 1)),)),
@@ -183,6 +184,36 @@ DAMAGES: list[tuple[str, tuple[Diff, ...]]] = [
         (
             Diff("receipts", (1,), Receipt(2, "c1", 1)),
             Diff("receipts", (2,), Receipt(3, "c2", 1)),
+        ),
+    ),
+    (
+        "owners-feed-their-shards",
+        (Diff("meta", (), replace(COUNTED, origin="direct", owner="s1", joins=1)),),
+    ),
+    (
+        "owners-feed-their-shards",
+        (Diff("meta", (), replace(COUNTED, origin="txns", owner="s1")),),
+    ),
+    (
+        "what-is-before-since-is-applied",
+        (
+            Diff("meta", (), replace(COUNTED, origin="commits", since=12)),
+            Diff("entries", ("t1", 11, 0), Entry("t1", 11, 0, "w1", batch())),
+        ),
+    ),
+    (
+        "entries-are-of-registered-shards",
+        (
+            Diff("meta", (), replace(COUNTED, origin="commits")),
+            Diff("tables", ("t1", 1), replace(ORDERS, valid_until=12)),
+        ),
+    ),
+    (
+        "versions-follow-one-another",
+        (
+            Diff("meta", (), replace(COUNTED, origin="commits")),
+            Diff("tables", ("t1", 1), replace(ORDERS, valid_until=6)),
+            Diff("tables", ("t1", 2), replace(ORDERS, version=2, valid_from=5)),
         ),
     ),
 ]

@@ -37,13 +37,19 @@ class Shard:
     schema: TableSchema
 
     def __init__(
-        self, location: Location, shard_id: str, settings: Settings | None, env: Env | None
+        self,
+        location: Location,
+        shard_id: str,
+        settings: Settings | None,
+        env: Env | None,
+        machine: Machine | None = None,
     ) -> None:
+        """`machine`: the one to use, if the process has one; it is closed with this shard."""
         self.id = ShardId(parse_id(shard_id, "s"))
         self.location = location
         self.env = env or RealEnv()
         self.settings = settings or Settings()
-        self.machine = self._machine(self.id)
+        self.machine = machine or self._machine(self.id)
         self.reader = PartReader(location.blob, self.settings, self.env)
         self.pulse = Pulse(self.env, self.settings)
         self._users = 0
@@ -89,7 +95,11 @@ class Shard:
         )
 
     def _check_free(self, state: State, deadline: Deadline) -> None:
-        """UsageError if the shard is a database's: those are written through it."""
+        """UsageError if the shard is a database's, or a txns shard: those are not opened here."""
+        if state.meta.origin == "commits":
+            raise UsageError(
+                f"shard {self.id} is a txns shard; open it with strandline.txn.TxnsHandle"
+            )
         owner = state.meta.origin == "txns" or self.id == self.location.txns
         if not owner and self.location.txns:
             # A new table's shard has no record yet; only the database knows of it.

@@ -43,6 +43,8 @@ def check_clock(meta: Meta, clock: int) -> None:
 def passed(meta: Meta, time: int, command: Commit) -> Meta:
     """The shard's scalars after a commit at `time`: its upper, and whether time is in doubt."""
     after = replace(meta, upper=time + 1)
+    if command.at is not None:
+        return after  # not by a clock
     upper = meta.upper or 0
     if command.clock >= upper:
         after = replace(after, ahead=0)  # the log is not ahead of the clock any more

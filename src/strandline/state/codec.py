@@ -43,6 +43,7 @@ __all__ = [
     "decode_record",
     "decode_rollup",
     "decode_staged",
+    "decode_txn",
     "encode_batch",
     "encode_item",
     "encode_page",
@@ -50,6 +51,7 @@ __all__ = [
     "encode_record",
     "encode_rollup",
     "encode_staged",
+    "encode_txn",
     "record_hash",
     "seal_page",
 ]
@@ -62,12 +64,14 @@ _ROLLUP = b"SLru"
 _BATCH = b"SLbt"
 _RECEIPT = b"SLrt"
 _STAGED = b"SLst"
+_TXN = b"SLtx"
 _WORDS = {
     _RECORD: "record",
     _PAGE: "page of state",
     _ROLLUP: "rollup",
     _RECEIPT: "receipt",
     _STAGED: "staged transaction",
+    _TXN: "uncommitted transaction",
     _BATCH: "batch",
 }
 
@@ -423,3 +427,21 @@ def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read]]:
         intervals = tuple(map(Interval, read.lower, uppers))
         reads.append(Read(read.table, read.since, intervals))
     return message.database, writes, reads
+
+
+# --- uncommitted transactions of a txns shard that is used by itself
+
+
+def encode_txn(txns: str, ids: Sequence[str], begun: int, writes: Sequence[Write]) -> bytes:
+    """An uncommitted transaction for another process. `ids`: its own first."""
+    message = pb.Txn(txns=txns, ids=ids, begun=begun)
+    for write in writes:
+        put_batch(message.writes.add(table=write.table).batch, write.batch)
+    return _seal(_TXN, message.SerializeToString())
+
+
+def decode_txn(data: bytes) -> tuple[str, list[str], int, list[Write]]:
+    """The inverse of `encode_txn`."""
+    message = _open(_TXN, data, "an uncommitted transaction", pb.Txn)
+    writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
+    return message.txns, list(message.ids), message.begun, writes

@@ -40,13 +40,18 @@ __all__ = [
     "CommitGroup",
     "CommitResult",
     "Compact",
+    "CompactTxns",
     "ConfirmClock",
     "Describe",
     "Expire",
     "Finish",
     "ForgetTables",
     "Heartbeat",
+    "InitTxns",
+    "Join",
+    "JoinResult",
     "KeepReceipts",
+    "Leave",
     "MoveHold",
     "OpenHold",
     "Output",
@@ -59,6 +64,7 @@ __all__ = [
     "TableChange",
     "TakeHold",
     "Tidy",
+    "Withdraw",
     "Write",
     "objects_of",
 ]
@@ -104,11 +110,12 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Writes, DDL, both or neither, at one time: `max(clock, upper, at_least)`.
+    """Writes, DDL, both or neither, at one time: `max(clock, upper, at_least)`, or exactly `at`.
 
     Errors: UnknownTable (a table id that is not registered), UsageError (a name that exists, a
     token number that was passed), TransactionConflict (see `Read`, a stale `expected_version`),
-    ClockSkew (a clock that is far behind the shard's upper), Fenced.
+    ClockSkew (a clock that is far behind the shard's upper), UpperMismatch (an `at` that is below
+    the shard's upper), Fenced.
     """
 
     clock: int
@@ -125,6 +132,16 @@ class Commit:
     """(table, position): up to where the writes go in the log that each holder reads."""
     clock_checked: bool = False
     """Whether `clock` agrees with a clock that is not this machine's."""
+    at: int | None = None
+    """The time that the caller chose: in a txns shard that is used by itself always, else never.
+    `changes` are registrations there: one that is there already, or gone already, changes nothing.
+    """
+    merged: tuple[str, ...] = ()
+    """Scopes of tokens of transactions that are in this one: refused if one was committed by
+    itself or within another, and remembered like its own."""
+    begun: int = 0
+    """With `at`: before this time none of its tokens was committed. Refused once since is beyond
+    it, because what was committed before since is not known any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +196,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Tidy:
-    """Retracts applied entries; those that are gone already are skipped. Result: how many."""
+    """Retracts applied entries; those that are gone already are skipped. Result: how many.
+
+    In a txns shard that is used by itself an entry without rows stays in its place, until
+    `CompactTxns`: it says when the table was written to.
+    """
 
     entries: tuple[Key, ...]
 
@@ -195,7 +216,73 @@ class ForgetTables:
     versions: tuple[Key, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class InitTxns:
+    """Makes a new shard a txns shard that is used by itself, whose commits have the times that
+    their callers choose, all of them after `time`. Harmless if it is one. Result: its upper.
+    """
+
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Makes sure that a shard is not registered with that number of its `Join` from now on.
+
+    Result: False if it is registered with it now; True else.
+    """
+
+    table: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactTxns:
+    """Moves the since of a txns shard that is used by itself, and gives up what is before it.
+
+    Bounded by the first entry that has rows, and by upper. Of each table the newest entry before
+    since, and the newest version, stay. Result: since, and whether more than `items_max` items
+    were to be given up, so that it has to be asked again.
+    """
+
+    since: int
+    items_max: int = 1_000
+
+
 # --- commands of a data shard
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Gives a shard that is used by itself to a txns shard, `owner`: only it adds data from now on.
+
+    Each time has a number of its own, greater than those before; `over` is the greatest one that
+    the txns shard knows to be over. Harmless if the owner has it, with a later number. UsageError
+    if another txns shard, or a database, has it. Result: JoinResult.
+    """
+
+    owner: str
+    over: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult:
+    """The number of the join that holds, and the shard's upper, which only applies move now."""
+
+    number: int
+    upper: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Gives a shard back to its writers, unless it was joined anew. Result: whether it was.
+
+    `upper`: through where the owner said that nothing more comes; the shard's becomes that.
+    """
+
+    owner: str
+    number: int
+    upper: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +336,8 @@ class Apply:
     new_upper: int
     parts: tuple[tuple[int, Part], ...]
     """(commit time, part)."""
+    owner: str = ""
+    """The txns shard, if it is one that is used by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,13 +601,17 @@ Command = (
     | Commit
     | CommitGroup
     | Compact
+    | CompactTxns
     | ConfirmClock
     | Describe
     | Expire
     | Finish
     | ForgetTables
     | Heartbeat
+    | InitTxns
+    | Join
     | KeepReceipts
+    | Leave
     | MoveHold
     | OpenHold
     | Retain
@@ -526,6 +619,7 @@ Command = (
     | Split
     | TakeHold
     | Tidy
+    | Withdraw
 )
 
 

@@ -15,7 +15,7 @@ from strandline.errors import (
 )
 from strandline.ids import session_of
 from strandline.state.author import Author, Changes, check_session, has_ended, is_open
-from strandline.state.clocks import check_clock, passed
+from strandline.state.clocks import passed
 from strandline.state.commands import (
     Attach,
     Commit,
@@ -29,8 +29,9 @@ from strandline.state.commands import (
     Write,
 )
 from strandline.state.holding import ended_with
-from strandline.state.model import Diff, Entry, Holder, Key, Progress, TableVersion
+from strandline.state.model import Batch, Diff, Entry, Holder, Key, Progress, TableVersion
 from strandline.state.pages import TOP
+from strandline.state.registering import check_tokens, current_table, register, time_of
 from strandline.state.replay import State, replay
 from strandline.state.tokens import known_token, remember_token
 
@@ -60,14 +61,6 @@ def by_bounds(_: State, entry: Entry, read: Read) -> bool:
     )
 
 
-def current_table(state: State, table: str) -> TableVersion | None:
-    """The newest version of the table with that id if it was not dropped."""
-    found = state.tables.floor((table, TOP))
-    if found is None or found[0][0] != table or found[1].valid_until is not None:
-        return None
-    return found[1]
-
-
 def commit(state: State, command: Commit, author: Author, touches: Touches = by_bounds) -> Changes:
     """The transition of `Commit`. `touches` tells which writes a read has to know of."""
     meta = state.meta
@@ -85,13 +78,15 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
     # Before the sessions: a holder that was replaced is told by whom.
     check_holders(state, touched, command.epochs)
     _check_sessions(state, command, author)
-    check_clock(meta, command.clock)
-    time = max(command.clock, meta.upper, command.at_least)
+    time = time_of(meta, command)
+    check_tokens(state, command)
     diffs: list[Diff] = []
     changes = _one_per_table(command.changes)
+    by_itself = meta.origin == "commits"
     for change in command.changes:
-        diffs += _change_table(state, change, time)
-    _check_names(state, command.changes)
+        diffs += (register if by_itself else _change_table)(state, change, time)
+    if not by_itself:
+        _check_names(state, command.changes)
     for read in command.reads:
         _check_read(state, read, touches)
     for ordinal, write in enumerate(command.writes):
@@ -100,7 +95,9 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
         diffs.append(Diff("entries", (write.table, time, ordinal), entry))
     diffs += _tidied(state, command.tidies)[0]
     if command.token is not None:
-        diffs.append(remember_token(state, command.token, time))
+        scope, number = command.token
+        tokens = [(each, number) for each in (scope, *command.merged)]
+        diffs += [remember_token(state, token, time) for token in tokens]
     diffs += _held_by(state, command, author)
     diffs.append(Diff("meta", (), passed(meta, time, command)))
     return diffs, CommitResult(time)
@@ -217,6 +214,10 @@ def _check_write(state: State, write: Write, change: TableChange | None) -> None
     if change is not None and change.expected_version is None:
         return
     table = current_table(state, write.table)
+    if table is None and state.meta.origin == "commits":
+        raise UnknownTable(
+            f"shard {write.table} is not registered; nothing was committed, register it first"
+        )
     if table is None or (change is not None and change.dropped):
         raise UnknownTable(f"the table {write.table} was dropped; nothing was written")
 
@@ -307,11 +308,13 @@ def tidy(state: State, command: Tidy, _: Author) -> Changes:
 def _tidied(state: State, keys: tuple[Key, ...]) -> Changes:
     diffs: list[Diff] = []
     through: dict[str, int] = {}
+    stays = state.meta.origin == "commits"
     for key in dict.fromkeys(keys):
-        if state.entries.get(key) is None:
+        entry = state.entries.get(key)
+        if entry is None or (stays and not entry.batch.rows):
             continue
         table, time, _ = key
-        diffs.append(Diff("entries", key, None))
+        diffs.append(Diff("entries", key, replace(entry, batch=Batch()) if stays else None))
         through[table] = max(through.get(table, -1), time)
     count = len(diffs)
     for table, time in through.items():

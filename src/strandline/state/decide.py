@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strandline.state import clocks, collecting, committing, holding, placing
+from strandline.state import clocks, collecting, committing, holding, placing, registering
 from strandline.state.author import Author, Changes, check_session
 from strandline.state.commands import (
     Acknowledge,
@@ -29,13 +29,17 @@ from strandline.state.commands import (
     Commit,
     CommitGroup,
     Compact,
+    CompactTxns,
     ConfirmClock,
     Describe,
     Expire,
     Finish,
     ForgetTables,
     Heartbeat,
+    InitTxns,
+    Join,
     KeepReceipts,
+    Leave,
     MoveHold,
     OpenHold,
     Release,
@@ -45,9 +49,10 @@ from strandline.state.commands import (
     Swept,
     TakeHold,
     Tidy,
+    Withdraw,
 )
-from strandline.state.committing import current_table
 from strandline.state.model import Diff, Session
+from strandline.state.registering import current_table
 from strandline.state.replay import State
 from strandline.state.tokens import TOKEN_WINDOW
 
@@ -98,13 +103,17 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
     Commit: committing.commit,
     CommitGroup: committing.commit_group,
     Compact: placing.compact,
+    CompactTxns: registering.compact_txns,
     ConfirmClock: clocks.confirm_clock,
     Describe: placing.describe,
     Expire: holding.expire,
     Finish: placing.finish,
     ForgetTables: committing.forget_tables,
     Heartbeat: holding.heartbeat,
+    InitTxns: registering.init_txns,
+    Join: registering.join,
     KeepReceipts: collecting.keep_receipts,
+    Leave: registering.leave,
     MoveHold: holding.move_hold,
     OpenHold: holding.open_hold,
     Release: committing.release,
@@ -114,6 +123,7 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
     Swept: holding.swept,
     TakeHold: holding.take_hold,
     Tidy: committing.tidy,
+    Withdraw: registering.withdraw,
 }
 
 # These look at their token first, and a session may be closed twice.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from strandline.state.model import L0, TableVersion
+from strandline.state.registering import current_table
 from strandline.state.replay import State
 
 __all__ = ["INVARIANTS", "broken"]
@@ -162,10 +163,40 @@ def names_are_unique_at_every_time(state: State) -> Iterator[str]:
 
 
 def versions_follow_one_another(state: State) -> Iterator[str]:
+    by_itself = state.meta.origin == "commits"
     versions = [version for _, version in state.tables.range()]
     for left, right in pairwise(versions):
-        if left.table == right.table and left.valid_until != right.valid_from:
+        if left.table != right.table or left.valid_until == right.valid_from:
+            continue
+        # A shard that was forgotten may be registered again, later.
+        if not by_itself or left.valid_until is None or left.valid_until > right.valid_from:
             yield f"versions {left.version} and {right.version} of {left.table} leave a gap"
+
+
+def owners_feed_their_shards(state: State) -> Iterator[str]:
+    meta = state.meta
+    if meta.owner and meta.origin != "txns":
+        yield f"the shard is {meta.owner}'s, and its origin is {meta.origin!r}"
+    if meta.owner and not meta.joins:
+        yield f"the shard is {meta.owner}'s, and was never joined"
+
+
+def what_is_before_since_is_applied(state: State) -> Iterator[str]:
+    since = state.meta.since
+    if state.meta.origin != "commits" or since is None:
+        return
+    for _, entry in state.entries.range():
+        if entry.batch.rows and entry.time < since:
+            yield f"an entry of {entry.table} at {entry.time} is not applied, since is {since}"
+
+
+def entries_are_of_registered_shards(state: State) -> Iterator[str]:
+    if state.meta.origin != "commits":
+        return
+    for _, entry in state.entries.range():
+        version = current_table(state, entry.table)
+        if entry.batch.rows and (version is None or entry.time < version.valid_from):
+            yield f"an entry of {entry.table} at {entry.time} is not applied, it is not registered"
 
 
 INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
@@ -187,5 +218,8 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
         entries_are_committed_times,
         names_are_unique_at_every_time,
         versions_follow_one_another,
+        owners_feed_their_shards,
+        what_is_before_since_is_applied,
+        entries_are_of_registered_shards,
     )
 }

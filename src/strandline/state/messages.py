@@ -137,6 +137,8 @@ def _put_meta(item: pb.Item, meta: Meta, _: Key) -> None:
     message.jumped = meta.jumped
     message.since_jump = meta.since_jump
     message.ahead = meta.ahead
+    message.owner = meta.owner
+    message.joins = meta.joins
 
 
 def _get_meta(item: pb.Item, _: Key) -> Meta:
@@ -153,6 +155,8 @@ def _get_meta(item: pb.Item, _: Key) -> Meta:
         message.jumped,
         message.since_jump,
         message.ahead,
+        message.owner,
+        message.joins,
     )
 
 

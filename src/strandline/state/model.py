@@ -51,7 +51,7 @@ L0 = 0
 
 Key = tuple[Any, ...]
 TableKind = Literal["rows", "keyed", "aggregate"]
-Origin = Literal["", "txns", "direct"]
+Origin = Literal["", "txns", "direct", "commits"]
 
 
 class Interval(NamedTuple):
@@ -326,7 +326,8 @@ class Meta:
     """References ever made: the last id given out."""
     origin: Origin = ""
     """Who adds data: a txns shard ("txns", by `Apply`) or its writers ("direct", by `Append`).
-    The first one decides; the other is refused from then on."""
+    The first one decides; the other is refused from then on. "commits": this is a txns shard that
+    is used by itself, without a database."""
     claim: str = ""
     """The session that maintains the shard now; empty, or a session that is not open: nobody."""
     frozen: int | None = None
@@ -339,6 +340,11 @@ class Meta:
     ahead: int = 0
     """Of a txns shard whose time ran ahead of the clock, as an operator confirmed: its upper
     then. Clocks that are behind it are right; 0: none is known to be."""
+    owner: str = ""
+    """Of a shard that is used by itself: the txns shard that it is registered with, or about to
+    be. Then that alone adds data."""
+    joins: int = 0
+    """How often it was given to a txns shard: the number of the last time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,18 @@ __all__ = [
 def apply(state: State, command: Apply, _: Author) -> Changes:
     """The transition of `Apply`."""
     meta = state.meta
-    if meta.origin == "direct":
+    if meta.origin == "direct" and not command.owner:
         raise UsageError("the shard has writers of its own; no txns shard may feed it as well")
     if meta.upper != command.expected_upper:
         raise UpperMismatch(
             f"the shard's upper is {meta.upper}, not {command.expected_upper}: another was first",
             meta.upper,
+        )
+    # After the upper: who comes late, when all was applied and the shard given back, is told that.
+    if meta.owner != command.owner:
+        raise UsageError(
+            f"the shard is registered with {meta.owner or 'no txns shard'}, and this is of "
+            f"{command.owner or 'a database'}; register it there first"
         )
     if command.new_upper <= command.expected_upper:
         raise UsageError(f"apply from {command.expected_upper} to {command.new_upper}: no progress")
@@ -70,6 +76,8 @@ def apply(state: State, command: Apply, _: Author) -> Changes:
     change = _References(state)
     leaves = _place(state, change, command.parts)
     meta = replace(meta, upper=command.new_upper, origin="txns")
+    if command.owner:  # its readers hold it like any other shard that is used by itself
+        meta = replace(meta, since=since_of(meta, [hold for _, hold in state.holds.range()]))
     return change.diffs(meta), ApplyResult(command.new_upper, leaves)
 
 
@@ -128,6 +136,8 @@ def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes:
     meta = state.meta
     if meta.upper is None or meta.upper >= command.upper:
         return [], meta.upper
+    if meta.owner or meta.origin == "commits":
+        _check_direct(meta)
     return [Diff("meta", (), replace(meta, upper=command.upper))], command.upper
 
 
@@ -141,8 +151,7 @@ def append(state: State, command: Append, author: Author) -> Changes:
     meta = state.meta
     if meta.upper is None:
         raise UsageError("the shard is finished: its upper is the empty frontier")
-    if meta.origin == "txns":
-        raise UsageError("the shard belongs to a table, which is written through its database")
+    _check_direct(meta)
     check_session(state, author)
     check_keys(state, author, command.parts)
     _check_bounds(command)
@@ -153,6 +162,19 @@ def append(state: State, command: Append, author: Author) -> Changes:
         # All of it is there already. What was written for it is garbage.
         return _garbage(state, command.parts), AppendResult(upper)
     return _appended(state, command, meta, upper), AppendResult(command.new_upper)
+
+
+def _check_direct(meta: Meta) -> None:
+    """UsageError if writers may not add to the shard directly."""
+    if meta.owner:
+        raise UsageError(
+            f"the shard is registered with the txns shard {meta.owner}; commit to it there with "
+            "strandline.txn.TxnsHandle, or forget it there first"
+        )
+    if meta.origin == "commits":
+        raise UsageError("the shard is a txns shard; open it with strandline.txn.TxnsHandle")
+    if meta.origin == "txns":
+        raise UsageError("the shard belongs to a table, which is written through its database")
 
 
 _EMPTY = -1
@@ -202,6 +224,8 @@ def describe(state: State, command: Describe, _: Author) -> Changes:
         return [], known
     if state.meta.origin == "txns":
         raise UsageError("the shard belongs to a table, whose database describes it")
+    if state.meta.origin == "commits":
+        raise UsageError("the shard is a txns shard; open it with strandline.txn.TxnsHandle")
     described = replace(version, version=1, valid_from=0, valid_until=None, created=0)
     return [Diff("tables", (version.table, 1), described)], described
 

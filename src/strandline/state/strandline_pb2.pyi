@@ -117,7 +117,7 @@ class Batch(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., inline: _Optional[bytes] = ..., rows: _Optional[int] = ..., lower: _Optional[bytes] = ..., upper: _Optional[bytes] = ..., has_diff: _Optional[bool] = ..., distinct: _Optional[bool] = ..., schema_version: _Optional[int] = ...) -> None: ...
 
 class Meta(_message.Message):
-    __slots__ = ("format", "upper", "since", "leaves", "references", "origin", "claim", "frozen", "jumped", "since_jump", "ahead")
+    __slots__ = ("format", "upper", "since", "leaves", "references", "origin", "claim", "frozen", "jumped", "since_jump", "ahead", "owner", "joins")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     UPPER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class Meta(_message.Message):
     JUMPED_FIELD_NUMBER: _ClassVar[int]
     SINCE_JUMP_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
     format: int
     upper: int
     since: int
@@ -140,7 +142,9 @@ class Meta(_message.Message):
     jumped: int
     since_jump: int
     ahead: int
-    def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ..., origin: _Optional[str] = ..., claim: _Optional[str] = ..., frozen: _Optional[int] = ..., jumped: _Optional[int] = ..., since_jump: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
+    owner: str
+    joins: int
+    def __init__(self, format: _Optional[int] = ..., upper: _Optional[int] = ..., since: _Optional[int] = ..., leaves: _Optional[int] = ..., references: _Optional[int] = ..., origin: _Optional[str] = ..., claim: _Optional[str] = ..., frozen: _Optional[int] = ..., jumped: _Optional[int] = ..., since_jump: _Optional[int] = ..., ahead: _Optional[int] = ..., owner: _Optional[str] = ..., joins: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("count", "opened", "expired", "acknowledged", "swept", "worker")
@@ -445,6 +449,18 @@ class Staged(_message.Message):
     writes: _containers.RepeatedCompositeFieldContainer[StagedWrite]
     reads: _containers.RepeatedCompositeFieldContainer[StagedRead]
     def __init__(self, database: _Optional[str] = ..., writes: _Optional[_Iterable[_Union[StagedWrite, _Mapping]]] = ..., reads: _Optional[_Iterable[_Union[StagedRead, _Mapping]]] = ...) -> None: ...
+
+class Txn(_message.Message):
+    __slots__ = ("txns", "ids", "begun", "writes")
+    TXNS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    txns: str
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    begun: int
+    writes: _containers.RepeatedCompositeFieldContainer[StagedWrite]
+    def __init__(self, txns: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., begun: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[StagedWrite, _Mapping]]] = ...) -> None: ...
 
 class StagedWrite(_message.Message):
     __slots__ = ("table", "batch")

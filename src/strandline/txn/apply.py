@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-import pyarrow as pa
-
 from strandline.env import Deadline
 from strandline.errors import Fenced, UpperMismatch
-from strandline.parts.inline import decode_inline
-from strandline.parts.schema import DIFF, TIME, TableSchema
+from strandline.parts.inline import decode_together
+from strandline.parts.schema import TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.parts.write import write_part
 from strandline.state.commands import Apply, ApplyResult
@@ -29,12 +27,18 @@ class Applied:
 
 
 def apply_table(
-    store: Store, table: str, *, timeout: float, commits_max: int | None = None
+    store: Store,
+    table: str,
+    *,
+    timeout: float,
+    commits_max: int | None = None,
+    through: int | None = None,
 ) -> Applied:
     """Applies what is committed to the table, in bites.
 
-    `commits_max` bounds how many; None: all that were committed when it began. Idempotent, and
-    safe beside others that do the same: a crash between any two steps loses nothing.
+    `commits_max` bounds how many; None: all that were committed when it began. `through`: those at
+    times up to that one. Idempotent, and safe beside others that do the same: a crash between any
+    two steps loses nothing.
     """
     deadline = Deadline(store.env, timeout)
     # SUBTLE ◆: txns first, then data. Entries that are gone from `state` were applied before it
@@ -52,7 +56,7 @@ def apply_table(
         size = store.settings.apply_backlog_commits
         if commits_max is not None:
             size = min(size, commits_max - moved)
-        bite = _bite(store.txns.overlay(state, table, upper), size)
+        bite = _bite(store.txns.overlay(state, table, upper, through), size)
         if not bite:
             break
         deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
@@ -91,7 +95,7 @@ def _apply_bite(
         part = _gather(store, version, inline, deadline)
         parts.append((inline[-1].time, part))
     machine = store.data(version.table)
-    command = Apply(upper, bite[-1].time + 1, tuple(parts))
+    command = Apply(upper, bite[-1].time + 1, tuple(parts), store.owner)
     try:
         result: ApplyResult = machine.submit(command, timeout=deadline.remaining())
     except UpperMismatch as error:
@@ -107,9 +111,8 @@ def _apply_bite(
 def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: Deadline) -> Part:
     """One sorted part of the rows of many small commits, each row with its commit time."""
     schema = TableSchema.from_version(version)
-    diff = any(entry.batch.has_diff for entry in inline)
     session = store.data(version.table).live_session(timeout=deadline.remaining(), brief=True)
-    table = pa.concat_tables([_updates(entry, schema, diff=diff) for entry in inline])
+    table = decode_together(inline, schema)
     if len({entry.time for entry in inline}) == 1:
         table = table.drop_columns([TIME])  # the reference says the time
         ordered = sort_table(table, schema.keys)
@@ -124,15 +127,3 @@ def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: 
         settings=store.settings,
         timeout=deadline.remaining(),
     )
-
-
-def _updates(entry: Entry, schema: TableSchema, *, diff: bool) -> pa.Table:
-    """The entry's rows with their time; `diff`: and with `__diff`, because one beside it has it."""
-    table = decode_inline(entry.batch.inline, schema)
-    ones = {TIME: entry.time, DIFF: 1}
-    for name in (TIME, DIFF):
-        if name not in table.column_names:
-            column = pa.repeat(pa.scalar(ones[name], pa.int64()), table.num_rows)
-            table = table.append_column(name, column)
-    stored = schema.stored(time=True, diff=diff)
-    return table.select(stored.names).cast(stored)

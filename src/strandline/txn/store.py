@@ -53,6 +53,9 @@ class Store:
 
     background: Upkeep
 
+    owner = ""
+    """What the data shards know the txns shard by, if it is one that is used by itself."""
+
     def __init__(
         self,
         location: Location,

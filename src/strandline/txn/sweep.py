@@ -185,6 +185,7 @@ def needed_of(
     state = txns.refresh(timeout=deadline.remaining())
     run = partial(txns.run, state=state, timeout=deadline.remaining())
     needed: set[str] = set(run(lambda s: list(_entered(s))))
+    needed |= _entered_elsewhere(store, deadline)
     doubtful: set[str] = set()
     for shard, listed in by_shard.items():
         machine, data = txns, state
@@ -208,6 +209,20 @@ def needed_of(
             needed |= {str(key) for key in listed if key.kind in {"page", "rollup"}}
             doubtful.add(shard)
     return needed, doubtful
+
+
+def _entered_elsewhere(store: Store, deadline: Deadline) -> set[str]:
+    """The same of all other txns shards of the location, which are used by themselves.
+
+    SUBTLE: they, too, are read before the data shards: what they have committed and not applied is
+    named nowhere else.
+    """
+    found: set[str] = set()
+    for machine in all_machines(store, deadline)[1:]:
+        state = machine.refresh(timeout=deadline.remaining())
+        if state.meta.origin == "commits":
+            found |= set(machine.run(lambda s: list(_entered(s)), state=state))
+    return found
 
 
 def _entered(state: State) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from difflib import get_close_matches
 
 from strandline.env import Deadline, Env
@@ -156,6 +158,26 @@ class Txns:
         )
         note = _note(operation, metadata, writes)
         return self._queue.commit(command, note, timeout=deadline.remaining())
+
+    def commit_at(self, command: Commit, *, operation: str, timeout: float) -> CommitResult:
+        """Commits at the very time that the command names, in a shard without a clock."""
+        tidies = self._take_tidies()
+        written = False
+        note = _note(operation, None, command.writes)
+
+        def said(result: CommitResult) -> str:
+            commits = [] if result.repeated else [{"time": result.time, **note}]
+            return json.dumps({"commits": commits}, separators=(",", ":"))
+
+        try:
+            result: CommitResult = self.machine.submit(
+                replace(command, tidies=tidies), timeout=timeout, note=said
+            )
+            written = not result.repeated
+        finally:
+            if not written:
+                self.to_be_tidied(tidies)  # retracting what is gone already is skipped
+        return result
 
     def confirm_clock(self, *, timeout: float) -> int:
         """Says that this machine's clock is right; by which time retention goes from now on.
