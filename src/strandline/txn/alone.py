@@ -1,0 +1,167 @@
+"""A txns shard that is used by itself, as one process sees it, and the shards registered there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from strandline.env import Deadline, Env, retry_delays
+from strandline.errors import DeadlineExceeded, UsageError
+from strandline.ids import DatabaseId, ShardId, new_session_id, parse_id
+from strandline.location import Location
+from strandline.settings import Settings
+from strandline.shard.machine import Machine
+from strandline.shard.shards import Shard
+from strandline.state.commands import Commit, CommitResult, InitTxns, TableChange
+from strandline.state.model import Key
+from strandline.state.pages import TOP
+from strandline.state.registering import current_table
+from strandline.state.replay import State
+from strandline.txn.apply import apply_table
+from strandline.txn.store import Store
+
+__all__ = ["LoneStore"]
+
+
+class LoneStore(Store):
+    """What one handle on such a txns shard shares. Thread-safe.
+
+    There is no database and nothing goes on in the background, but for heartbeats; and the data
+    shards are their users' own.
+    """
+
+    def __init__(self, location: Location, txns_id: str, env: Env, settings: Settings) -> None:
+        txns = ShardId(parse_id(txns_id, "s"))
+        super().__init__(location, DatabaseId(""), txns, env, settings)
+        self.owner = txns
+        self._shards: dict[str, Shard] = {}
+        self._shards_lock = threading.Lock()
+
+    def _machine(self, shard: ShardId) -> Machine:
+        # Who writes the record that makes a rollup due writes the rollup: nobody else is there.
+        settings = replace(self.settings, background=False)
+        return Machine(self.location, shard, new_session_id(self.env), self.env, settings)
+
+    # --- the beginning and the end
+
+    def open(self, init_time: int, deadline: Deadline) -> None:
+        """Makes the shard a txns shard if it is new. UsageError if it is something else."""
+        state = self.txns.refresh(timeout=deadline.remaining())
+        if state.meta.origin == "commits":
+            return
+        if self.location.txns == self.owner:
+            raise UsageError(
+                f"shard {self.owner} belongs to the database {self.location.url}; open that with "
+                "strandline.connect"
+            )
+        if self.read_only:
+            raise UsageError(
+                f"there is no txns shard {self.owner} at {self.location.url}; open the location "
+                "for writing to make it"
+            )
+        self.txns.machine.submit(InitTxns(init_time), timeout=deadline.remaining())
+
+    def close(self, *, timeout: float) -> None:
+        """Ends the sessions that were opened. The location stays open."""
+        self.pulse.close()
+        try:
+            for machine in self.machines():
+                machine.close(timeout=timeout)
+        finally:
+            for shard in self._shards.values():
+                shard.reader.close()
+
+    # --- shards
+
+    def shard(self, shard_id: str, deadline: Deadline) -> Shard:
+        """The shard with that id, whose rows were described. UsageError if there is none."""
+        found = self._shards.get(shard_id)
+        if found is not None:
+            return found
+        machine = self.data(parse_id(shard_id, "s"))
+        state = machine.refresh(timeout=deadline.remaining())
+        if not state.seqno:
+            raise UsageError(
+                f"there is no shard {shard_id} at {self.location.url}; make it with "
+                "strandline.shard.open_shard(location, shard_id, schema=...)"
+            )
+        shard = Shard(self.location, shard_id, self.settings, self.env, machine)
+        shard.describe_from(deadline)
+        with self._shards_lock:
+            return self._shards.setdefault(shard_id, shard)
+
+    def is_registered(self, shard_id: str, deadline: Deadline) -> bool:
+        """Whether it is now. No request if this process knows that it was."""
+        machine = self.txns.machine
+        if machine.run(lambda s: current_table(s, shard_id)) is not None:
+            return True
+        state = self.txns.refresh(timeout=deadline.remaining())
+        return machine.run(lambda s: current_table(s, shard_id), state=state) is not None
+
+    # --- times
+
+    def settled(self, time: int, deadline: Deadline) -> State:
+        """A state of the txns shard whose upper is beyond that time; waits for it."""
+        delays = iter(retry_delays(self.env, first_seconds=0.005, most_seconds=0.25))
+        while True:
+            state = self.txns.refresh(timeout=deadline.remaining())
+            upper = state.meta.upper
+            if upper is None or time < upper:
+                return state
+            if deadline.remaining() <= 0:
+                raise DeadlineExceeded(
+                    f"what txns shard {self.owner} commits at {time} is not known in time: its "
+                    f"upper is {upper}; ask for an earlier time, wait longer with timeout=, or "
+                    "commit nothing there: begin().commit_at(txns, time)",
+                    may_have_happened=False,
+                )
+            self.env.sleep(min(next(delays), deadline.remaining()))
+
+    def commit(
+        self, time: int, operation: str, deadline: Deadline, changes: Sequence[TableChange] = ()
+    ) -> CommitResult:
+        """A commit without writes, at exactly that time."""
+        command = Commit(0, changes=tuple(changes), at=time)
+        return self.txns.commit_at(command, operation=operation, timeout=deadline.remaining())
+
+    # --- what is committed and not applied
+
+    def unapplied(self, state: State, through: int | None = None) -> list[str]:
+        """The shards with entries, at times up to that one, that are not known to be applied."""
+        found = self.txns.machine.run(
+            lambda s: dict.fromkeys(
+                entry.table
+                for _, entry in s.entries.range()
+                if entry.batch.rows and (through is None or entry.time <= through)
+            ),
+            state=state,
+        )
+        return list(found)
+
+    def apply(self, shards: Sequence[str], through: int | None, deadline: Deadline) -> int:
+        """Applies what is committed to these shards at times up to that one; how many commits."""
+
+        def moved(shard: str) -> int:
+            timeout = deadline.remaining()
+            return apply_table(self, shard, timeout=timeout, through=through).commits
+
+        return sum(self.env.parallel(moved, shards))
+
+    def tidy(self, deadline: Deadline) -> int:
+        """Retracts every entry that is applied, whoever applied it; how many."""
+        # SUBTLE ◆: the txns shard first, then each data shard. An entry below the upper of its
+        # shard is applied: while the shard is registered only applies move that, whole times at
+        # once, and before it was registered it was not beyond the time of that.
+        state = self.txns.refresh(timeout=deadline.remaining())
+        for shard in self.unapplied(state):
+            upper = self.data(shard).refresh(timeout=deadline.remaining()).meta.upper
+            self.txns.to_be_tidied(self._applied(state, shard, upper))
+        return self.txns.tidy(timeout=deadline.remaining())
+
+    def _applied(self, state: State, shard: str, upper: int | None) -> list[Key]:
+        end: Key = (shard, TOP if upper is None else upper)
+        return self.txns.machine.run(
+            lambda s: [k for k, entry in s.entries.range((shard,), end) if entry.batch.rows],
+            state=state,
+        )

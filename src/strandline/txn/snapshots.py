@@ -1,0 +1,174 @@
+"""Snapshots of shards that are registered with a txns shard which is used by itself.
+
+What is applied is read from the shard; over it goes what is committed and not applied yet. Nothing
+is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from strandline.env import Deadline, retry_delays
+from strandline.errors import AsOfTooOld, Corruption, DeadlineExceeded, UsageError
+from strandline.location import BlobMissing
+from strandline.parts.consolidate import consolidated_stream
+from strandline.parts.inline import decode_inline
+from strandline.parts.schema import DIFF
+from strandline.shard.shards import Shard
+from strandline.shard.snapshots import check_readable, rows_in, schema_of
+from strandline.state.model import EVERYTHING, Entry
+from strandline.state.registering import newest_version
+from strandline.state.replay import State
+from strandline.txn.alone import LoneStore
+
+__all__ = ["snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What makes up a snapshot: the shard's own rows as of a time, and entries at later ones."""
+
+    applied: int
+    """-1: nothing of the shard itself."""
+    entries: tuple[Entry, ...]
+
+
+def snapshot(
+    store: LoneStore, shard_id: str, as_of: int, timeout: float | None
+) -> pa.RecordBatchReader:
+    """The shard's rows as of that time, each once, with `__diff`, by key; in bounded memory."""
+    seconds = store.settings.timeout_seconds if timeout is None else timeout
+    deadline = Deadline(store.env, seconds)
+    # Asked for now, so that it is refused now.
+    first = _look(store, shard_id, as_of, deadline)
+    shard = store.shard(shard_id, deadline)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in _rows(store, shard, as_of, first, seconds):
+            yield from table.to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema_of(shard), batches())
+
+
+def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _View:
+    # SUBTLE ◆: the txns shard first, then the shard. An entry that was tidied before the first look
+    # was applied before the second. And it is not a state that is known from earlier: before it was
+    # registered the shard had other writers, whose appends are in no entry.
+    state = store.settled(as_of, deadline)
+    run = store.txns.machine.run
+    newest = run(lambda s: newest_version(s, shard_id), state=state)
+    if newest is None:
+        raise UsageError(
+            f"shard {shard_id} was never registered with txns shard {store.owner}; register it, or "
+            "read it with strandline.shard.open_shard"
+        )
+    if newest.valid_until is not None and newest.valid_until <= as_of:
+        _wait_for(store, shard_id, as_of, deadline)
+        return _View(as_of, ())
+    data = store.data(shard_id).refresh(timeout=deadline.remaining())
+    upper = data.meta.upper
+    progress = run(lambda s: s.tidied.get((shard_id,)), state=state)
+    if progress is not None and upper is not None and upper <= progress.tidied_through:
+        raise Corruption(
+            f"shard {shard_id} is at {upper}, but commits through {progress.tidied_through} were "
+            "tidied as applied: its log lost records",
+            object=shard_id,
+        )
+    check_readable(data, as_of, shard_id)
+    entries = () if upper is None else store.txns.overlay(state, shard_id, upper, as_of)
+    if upper is None or not entries:
+        return _View(as_of, ())
+    # SUBTLE: as of just before the upper of this state, whatever is applied by the time the rows
+    # are read: what is applied at later times is among the entries, and counts once.
+    return _View(upper - 1, entries)
+
+
+def _wait_for(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> State:
+    """The shard once its own upper is beyond a time at which nobody feeds it."""
+    delays = iter(retry_delays(store.env, first_seconds=0.005, most_seconds=0.25))
+    while True:
+        data = store.data(shard_id).refresh(timeout=deadline.remaining())
+        check_readable(data, as_of, shard_id)
+        upper = data.meta.upper
+        if upper is None or as_of < upper:
+            return data
+        if deadline.remaining() <= 0:
+            raise DeadlineExceeded(
+                f"shard {shard_id} is not known as of {as_of} in time: it is not registered then, "
+                f"and its own upper is {upper}; read at an earlier time, or wait longer with "
+                "timeout=",
+                may_have_happened=False,
+            )
+        store.env.sleep(min(next(delays), deadline.remaining()))
+
+
+def _rows(
+    store: LoneStore, shard: Shard, as_of: int, view: _View, seconds: float
+) -> Iterator[pa.Table]:
+    while True:
+        rows = _of_view(store, shard, view, seconds)
+        try:
+            first = next(rows, None)
+        except (AsOfTooOld, BlobMissing) as error:
+            # Nothing came out yet. What was an entry was applied, and then compacted, meanwhile.
+            before, deadline = view, Deadline(store.env, seconds)
+            view = _look(store, shard.id, as_of, deadline)
+            if view != before:
+                continue
+            if isinstance(error, BlobMissing):
+                raise Corruption(
+                    f"the part {error.key}, which was committed to shard {shard.id}, is missing; "
+                    "restore it from a copy",
+                    object=error.key,
+                ) from error
+            raise
+        if first is not None:
+            yield first
+            yield from rows
+        return
+
+
+def _of_view(store: LoneStore, shard: Shard, view: _View, seconds: float) -> Iterator[pa.Table]:
+    if not view.entries:
+        yield from rows_in(shard, view.applied, EVERYTHING, seconds)
+        return
+    arrow = schema_of(shard)
+    rows = consolidated_stream(
+        _updates(shard, view, arrow, seconds),
+        arrow,
+        shard.schema.keys,
+        memory_bytes=store.settings.sort_memory_bytes,
+        threads=store.settings.threads,
+    )
+    for batch in rows:
+        if batch.num_rows:
+            yield pa.Table.from_batches([batch])
+
+
+def _updates(
+    shard: Shard, view: _View, arrow: pa.Schema, seconds: float
+) -> Iterator[pa.RecordBatch]:
+    if view.applied >= 0:
+        for table in rows_in(shard, view.applied, EVERYTHING, seconds):
+            yield from table.to_batches()
+    for entry in view.entries:
+        if entry.batch.inline:
+            for batch in decode_inline(entry.batch.inline, shard.schema).to_batches():
+                yield _with_diff(batch, arrow)
+        for part in entry.batch.parts:
+            columns = [*shard.schema.arrow.names, DIFF]
+            for batch in shard.reader.batches(part, shard.schema, columns=columns, timeout=seconds):
+                yield _with_diff(batch, arrow)
+
+
+def _with_diff(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
+    """The batch in the columns of a snapshot: without a `__diff`, each row came once."""
+    ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+    columns = [
+        ones if name == DIFF and DIFF not in batch.schema.names else batch.column(name)
+        for name in arrow.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow)
