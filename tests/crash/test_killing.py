@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from strandline.env import RealEnv
-from strandline.location import BlobMissing, Location
+from strandline.errors import DeadlineExceeded
+from strandline.location import BlobMissing, Location, Queueing
 from strandline.location.files import FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.sqlite import SqliteConsensus
@@ -98,6 +100,19 @@ def test_every_kind_of_call_is_counted_and_calls_that_fail_are_too() -> None:
     assert killer.calls["get"] == 2
     killer.arm(None)
     assert killer.calls == {}
+
+
+def test_writers_queue_up_as_they_do_without_a_killer(tmp_path: Path) -> None:
+    location, killer = files(tmp_path), Killer()
+    queue, other = killing(location, killer).consensus, files(tmp_path).consensus
+    assert isinstance(queue, Queueing)
+    with queue.turn(timeout=9):
+        with pytest.raises(DeadlineExceeded):
+            other.compare_and_set("old", 0, b"1", timeout=0.05)
+        assert queue.compare_and_set("old", 0, b"1", timeout=9)
+    assert killer.calls == {"compare_and_set": 1}
+    plain = replace(location, consensus=MemoryConsensus(MemoryStore()))
+    assert not isinstance(killing(plain, killer).consensus, Queueing)
 
 
 def main(root: str, kind: Kind, when: str) -> None:

@@ -16,7 +16,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn, cast
 
@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from strandline.location import Location
 from strandline.location.blob import Blob, BlobInfo
-from strandline.location.consensus import Consensus, Record
+from strandline.location.consensus import Consensus, Queueing, Record
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["Kill", "Killer", "KillingBlob", "KillingConsensus", "Kind", "killing"]
+__all__ = ["Kill", "Killer", "KillingBlob", "KillingConsensus", "KillingQueue", "Kind", "killing"]
 
 Kind = Literal[
     "get",
@@ -103,10 +103,12 @@ def _die() -> NoReturn:
 
 def killing(location: Location, killer: Killer) -> Location:
     """The location, with every call passing the killer."""
+    consensus = location.consensus
+    passing = KillingQueue if isinstance(consensus, Queueing) else KillingConsensus
     return replace(
         location,
         blob=KillingBlob(location.blob, killer),
-        consensus=KillingConsensus(location.consensus, killer),
+        consensus=passing(consensus, killer),
     )
 
 
@@ -186,6 +188,16 @@ class KillingConsensus:
 
     def close(self) -> None:
         self._consensus.close()
+
+
+class KillingQueue(KillingConsensus):
+    """One whose writers queue up: as without a killer, so that some die while it is their turn.
+
+    To queue up is no call: it changes nothing that is stored.
+    """
+
+    def turn(self, *, timeout: float) -> AbstractContextManager[None]:
+        return cast("Queueing", self._consensus).turn(timeout=timeout)
 
 
 class _Sink(io.RawIOBase):
