@@ -175,8 +175,11 @@ class Database:
         """Runs one SQL statement in DuckDB; every table is there by its name, all at one moment.
 
         A query gives a `Relation` (`.fetchall()`, `.df()`, `.pl()`, `.arrow()`) that stays usable.
-        INSERT, UPDATE and DELETE run as one transaction and give a `Commit`. Anything else is a
-        `UsageError`; files, extensions and the network cannot be reached.
+        INSERT, UPDATE, DELETE and `COPY t FROM 'files'` run as one transaction and give a `Commit`.
+        `COPY t TO 'file'`, or `COPY (SELECT …) TO`, gives the number of rows, `Count`, as a
+        `Relation`; the file appears whole or not at all, and replaces one only with (OVERWRITE).
+        Anything else is a `UsageError`; besides the files of COPY, which are those of this machine,
+        no files, extensions or network can be reached.
         """
         moment = self._as_of if as_of is None else parse_as_of(as_of)
         return run_sql(self._handle, text, moment, self._handle.deadline(timeout))

@@ -3,7 +3,7 @@
 What runs here sees the Arrow data that it is handed and nothing else: no file, no network, no
 extension, no variable of the calling program. Two instances serve a process: one that works on
 one thread, whose results come in the order of its input (expressions over rows), and one that uses
-all of them (statements).
+all of them (statements). A third may open files of this machine, and runs no text of a user (COPY).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +25,10 @@ __all__ = [
     "Duck",
     "Failures",
     "Token",
+    "file_errors",
+    "files",
     "instance",
+    "literal",
     "quoted",
     "refused",
     "tokens",
@@ -34,17 +38,30 @@ __all__ = [
 Duck = Any
 """A connection of DuckDB. Its module is imported inside functions alone, types included."""
 
-_instances: dict[bool, Duck] = {}
+_instances: dict[str, Duck] = {}
 _inherited: list[Duck] = []
 _opening = threading.Lock()
 
 
 def instance(*, ordered: bool) -> Duck:
-    """A new cursor on one of the process's two instances; close it when done with it."""
+    """A new cursor on one of the instances that see no file; close it when done with it."""
+    return _cursor("ordered" if ordered else "parallel")
+
+
+def files() -> Duck:
+    """A new cursor on the instance that may open files; close it when done with it.
+
+    SUBTLE: nothing but what the caller put together itself may be run on it, of names by `quoted`
+    and of values by `literal`: a query of a user's here could read every file of the machine.
+    """
+    return _cursor("files")
+
+
+def _cursor(kind: str) -> Duck:
     with _opening:
-        found = _instances.get(ordered)
+        found = _instances.get(kind)
         if found is None:
-            found = _instances[ordered] = _open(ordered=ordered)
+            found = _instances[kind] = _open(kind)
         return found.cursor()
 
 
@@ -63,6 +80,20 @@ os.register_at_fork(after_in_child=_after_fork)
 def quoted(name: str) -> str:
     """The name as an identifier in SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: Any) -> str:
+    """A value as SQL: None, truth, a number, text, a list, or a dict with text for keys."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower() if value is not None else "NULL"
+    if isinstance(value, int | float | Decimal):
+        return repr(value) if isinstance(value, int) else f"'{value}'"
+    if isinstance(value, dict):
+        items = ", ".join(f"{literal(str(k))}: {literal(v)}" for k, v in value.items())
+        return "{" + items + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(literal, value)) + "]"
+    return "'" + str(value).replace("'", "''") + "'"
 
 
 class Token(NamedTuple):
@@ -92,7 +123,7 @@ def tokens(text: str) -> list[Token]:
     return result
 
 
-def _open(*, ordered: bool) -> Duck:
+def _open(kind: str) -> Duck:
     import duckdb
 
     # Where DuckDB may spill; it makes the directory when it has to and removes it at the end.
@@ -103,12 +134,13 @@ def _open(*, ordered: bool) -> Duck:
         "python_enable_replacements": False,
         "temp_directory": spill,
     }
-    if ordered:
+    if kind == "ordered":
         config["threads"] = 1
     connection = duckdb.connect(":memory:", config=config)
     # ICU brings this setting along, so it is not there yet when the instance is made.
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    connection.execute("SET enable_external_access = false")
+    if kind != "files":
+        connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
 
@@ -169,6 +201,13 @@ def usage_errors() -> tuple[type[Exception], ...]:
         duckdb.NotSupportedError,
         duckdb.PermissionException,
     )
+
+
+def file_errors() -> tuple[type[Exception], ...]:
+    """What DuckDB raises because of a file or its disk."""
+    import duckdb
+
+    return (duckdb.IOException,)
 
 
 def refused(what: str, error: Exception) -> UsageError:

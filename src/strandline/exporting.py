@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -13,9 +14,9 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from strandline.engine import instance
-from strandline.errors import LocationError, UsageError
+from strandline.errors import LocationError, StrandlineError, UsageError
 
-__all__ = ["FORMATS", "export"]
+__all__ = ["FORMATS", "appearing", "export", "format_of"]
 
 _ROW_GROUP = 122_880
 """Rows of a row group in Parquet: what others like to read at once."""
@@ -31,7 +32,7 @@ def export(
     `form`: "parquet", "csv" or "json"; None: by the file's name.
     """
     target = Path(path)
-    chosen = form or _BY_SUFFIX.get(target.suffix.lower())
+    chosen = form or format_of(target)
     if chosen not in FORMATS:
         raise UsageError(
             f"what {target} is to be is not clear: name it .parquet, .csv or .json, or pass "
@@ -39,25 +40,41 @@ def export(
         )
     if target.exists() and not overwrite:
         raise UsageError(f"{target} is there already; pass overwrite=True to replace it")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     rows = 0
+    with appearing(target) as unfinished, ExitStack() as stack:
+        sink = stack.enter_context(unfinished.open("wb"))
+        write = stack.enter_context(FORMATS[chosen](sink, reader.schema))
+        for batch in reader:
+            write(batch)
+            rows += batch.num_rows
+    return rows
+
+
+def format_of(path: Path) -> str | None:
+    """What a file is by its name; None if that does not tell."""
+    return _BY_SUFFIX.get(path.suffix.lower())
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Where to write what is `target`, whole, once the block has ended without an error.
+
+    `LocationError` if it could not be written.
+    """
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
-        with ExitStack() as stack:
-            sink = stack.enter_context(unfinished.open("wb"))
-            write = stack.enter_context(FORMATS[chosen](sink, reader.schema))
-            for batch in reader:
-                write(batch)
-                rows += batch.num_rows
+        yield unfinished
         with unfinished.open("rb") as written:
             os.fsync(written.fileno())
         unfinished.replace(target)
+    except StrandlineError:  # of the rows; a deadline's is an OSError, too
+        raise
     except OSError as error:
         raise LocationError(
             f"{target} could not be written: {error.strerror or error}", may_have_happened=False
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)
-    return rows
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.changes import delete_rows, update_rows
 from strandline.conditions import ArrowCondition, SqlCondition
+from strandline.copying import columns_named, copied_from, copy_to
 from strandline.engine import Duck, Failures, instance, quoted, refused, usage_errors
 from strandline.env import Deadline
 from strandline.errors import UsageError
@@ -26,7 +27,15 @@ from strandline.parts.schema import TableSchema
 from strandline.reading import Reading, Want, arrow_of, typed
 from strandline.state.commands import Write
 from strandline.state.model import Batch, TableVersion
-from strandline.statements import Delete, Insert, Update, names_in, parse_write
+from strandline.statements import (
+    Copy,
+    Delete,
+    Insert,
+    Update,
+    names_in,
+    parse_copy,
+    parse_write,
+)
 from strandline.times import Commit
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
@@ -41,7 +50,7 @@ _BATCH_ROWS = 131_072
 class Relation:
     """The result of a query: DuckDB's relation, with the connection that it needs kept open.
 
-    Everything that DuckDB's relation has: `fetchall()`, `fetchone()`, `df()`, `pl()`, `arrow()`,
+    Everything that DuckDB's relation has: `fetchall()`, `df()`, `pl()`, `arrow()`,
     `filter(…)`, `show()`, and so on. It may be read many times, from one thread at a time, and
     gives the same rows each time.
     """
@@ -101,14 +110,26 @@ def run_sql(
     kind, text = _statement(text, versions)
     if kind in {"SELECT", "EXPLAIN"}:
         return _query(handle, text, tables.views(versions))
-    if kind not in {"INSERT", "UPDATE", "DELETE"}:
+    copy = parse_copy(text) if kind == "COPY" else None
+    if copy is not None and not copy.is_from:
+        return _copy_to(tables, versions, copy)
+    if kind not in {"INSERT", "UPDATE", "DELETE", "COPY"}:
         raise UsageError(
-            f"db.sql runs SELECT, INSERT, UPDATE and DELETE, not {kind}; tables are made by "
-            "create_table, and data leaves by .arrow(), .df() and the like"
+            f"db.sql runs SELECT, INSERT, UPDATE, DELETE and COPY, not {kind}; "
+            f"{_INSTEAD.get(kind, 'tables are made by create_table')}"
         )
     if as_of is not None:
         raise UsageError(f"{kind} with an as_of: the past cannot change; leave as_of out")
-    return _Writing(tables, versions).run(parse_write(kind, text))
+    writing = _Writing(tables, versions)
+    return writing.run(parse_write(kind, text)) if copy is None else writing.copy(copy)
+
+
+_INSTEAD = {
+    "MERGE_INTO": "into a keyed table INSERT INTO t SELECT … replaces and adds rows, and DELETE "
+    "FROM t WHERE … takes them away; both in one commit are tx.sql(…) in db.transaction()",
+    "TRANSACTION": "transactions are `with db.transaction() as tx`, with tx.sql(…) in it",
+    "DROP": "tables are dropped by drop_table",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +207,57 @@ def _query(handle: Handle, text: str, opened: Sequence[View]) -> Relation:
         raise
 
 
+def _copy_to(tables: _Tables, versions: Sequence[TableVersion], copy: Copy) -> Relation:
+    """COPY … TO: writes the file, and gives the number of rows as DuckDB does."""
+    what = f"COPY {_short(copy.source) if copy.is_query else copy.source} TO"
+    rows = partial(_rows_of_query, tables, versions, copy, what)
+    if not copy.is_query:
+        version = _target(tables, versions, copy.source)
+        columns = columns_named(copy, typed(version)[0].arrow.names)
+        rows = partial(_rows_of_table, tables, version, columns)
+    count = copy_to(copy, rows, what)
+    cursor = instance(ordered=True)
+    return Relation(cursor.sql(f"SELECT {count}::BIGINT AS Count"), cursor, Failures(), what)
+
+
+def _rows_of_table(
+    tables: _Tables,
+    version: TableVersion,
+    columns: tuple[str, ...] | None,
+    failures: Failures,
+) -> pa.RecordBatchReader:
+    """Sorted by key, as a scan has them."""
+    (view,) = tables.views([version])
+    reading = Reading(tables.handle, view, Want(columns), tables.deadline)
+    batches = failures.watched(_batches(reading, _BATCH_ROWS))
+    return pa.RecordBatchReader.from_batches(reading.arrow, batches)
+
+
+def _rows_of_query(
+    tables: _Tables, versions: Sequence[TableVersion], copy: Copy, what: str, failures: Failures
+) -> pa.RecordBatchReader:
+    """As the query gives them, which sees no file."""
+    cursor = instance(ordered=False)
+    inner = Failures()
+    try:
+        with inner.told(what):
+            register(cursor, tables.handle, tables.views(versions), inner)
+            reader = cursor.sql(copy.source).to_arrow_reader(_BATCH_ROWS)
+    except BaseException:
+        cursor.close()
+        raise
+    batches = failures.watched(_drained(reader, cursor, inner, what))
+    return pa.RecordBatchReader.from_batches(reader.schema, batches)
+
+
+def _target(tables: _Tables, versions: Sequence[TableVersion], name: str) -> TableVersion:
+    """The table of that name, in any case; UnknownTable with the names that are near."""
+    for version in versions:
+        if version.name.casefold() == name.casefold():
+            return version
+    return named(tables.known(), name)
+
+
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return repr(line if len(line) <= 80 else line[:79] + "…")
@@ -260,7 +332,7 @@ class _Writing:
     def run(self, statement: Insert | Update | Delete) -> Commit:
         """Commits it; it is evaluated again when what it read has changed."""
         options = self._tables.options(type(statement).__name__.lower())
-        version = self._target(statement.target)
+        version = _target(self._tables, list(self._versions.values()), statement.target)
         if isinstance(statement, Insert):
             return self._insert(version, statement, options)
         texts = [statement.where or ""]
@@ -278,6 +350,15 @@ class _Writing:
 
         ids = self._ids(reads, version)
         return update_rows(self._handle, version, selected, assigned, options, ids)
+
+    def copy(self, statement: Copy) -> Commit:
+        """Commits the rows of files: they were read from no table, and conflict with nobody."""
+        options = self._tables.options("copy")
+        version = _target(self._tables, list(self._versions.values()), statement.source)
+        schema = typed(version)[0]
+        columns = columns_named(statement, schema.arrow.names)
+        batch = build(self._handle, version, copied_from(statement, schema, columns), options)
+        return commit_writes(self._handle, [(version, Write(version.table, batch))], options)
 
     def others(self, reads: Sequence[TableVersion], as_of: int) -> Others:
         """What makes the tables that subqueries name known, as of a time."""
@@ -327,13 +408,6 @@ class _Writing:
             raise
         batches = _drained(reader, cursor, failures, what)
         return pa.RecordBatchReader.from_batches(reader.schema, batches)
-
-    def _target(self, name: str) -> TableVersion:
-        version = self._versions.get(name.casefold())
-        if version is None:
-            known = self._tables.known()
-            return named(known, name)  # raises UnknownTable with the names that are near
-        return version
 
     def _reads(self, text: str) -> list[TableVersion]:
         names = names_in(text)

@@ -1,4 +1,10 @@
-"""INSERT, UPDATE and DELETE as text: what they are about, in pieces that are checked one by one."""
+"""INSERT, UPDATE, DELETE and COPY as text: in pieces that are checked one by one.
+
+DuckDB parses a statement first, so what is here is one statement of that kind and well formed. Its
+parser gives trees of queries alone (`json_serialize_sql` refuses the rest), so the pieces of the
+others are found by the words of `duckdb.tokenize`; each that is a query or an expression is parsed
+by DuckDB again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from dataclasses import dataclass
 from strandline.engine import Token, tokens
 from strandline.errors import UsageError
 
-__all__ = ["Delete", "Insert", "Update", "names_in", "parse_write"]
+__all__ = ["Copy", "Delete", "Insert", "Update", "names_in", "parse_copy", "parse_write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,22 @@ class Delete:
     target: str
     alias: str
     where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """COPY source (columns) FROM or TO file (options)."""
+
+    source: str
+    """The name of a table, or the text of a query."""
+    is_query: bool
+    columns: tuple[str, ...] | None
+    """None: those of the table, or of the query."""
+    is_from: bool
+    file: str
+    """As SQL, quotes and all."""
+    options: dict[str, str]
+    """Their values as SQL; empty for one that is only named."""
 
 
 def names_in(text: str) -> set[str]:
@@ -101,6 +123,13 @@ class _Words:
             raise UsageError(f"name {what} without a schema before it: tables are in no schema")
         return _plain(token.word)
 
+    def text(self) -> str | None:
+        """Takes a text in quotes, as it is written; None where there is none."""
+        if self._at >= len(self._words) or self._words[self._at].kind != "string_const":
+            return None
+        self._at += 1
+        return self._words[self._at - 1].word
+
     def until(self, *ends: tuple[str, ...]) -> str:
         """Takes the text up to one of the sequences of words, outside of all parentheses."""
         start, depth = self._at, 0
@@ -130,7 +159,10 @@ def _insert(words: _Words) -> Insert:
     before = words.until(("INSERT",))
     words.take("INSERT")
     if not words.take("INTO"):
-        raise UsageError("INSERT OR … is not supported; a keyed table replaces by itself")
+        raise UsageError(
+            "INSERT OR REPLACE and OR IGNORE are not supported: into a keyed table INSERT replaces "
+            f"by itself; {_ONLY_NEW}"
+        )
     target = words.name("the table")
     if words.take("AS"):
         words.name("the alias")
@@ -144,9 +176,27 @@ def _insert(words: _Words) -> Insert:
     if words.peek() == "DEFAULT":
         raise UsageError("INSERT … DEFAULT VALUES is not supported: columns have no defaults")
     query = words.until(("RETURNING",), ("ON", "CONFLICT"))
-    if words.peek():
-        raise UsageError(f"INSERT … {words.rest()}: this clause is not supported; leave it out")
+    if words.peek() == "ON":
+        raise UsageError(
+            f"INSERT … {words.rest()} is not supported: into a keyed table INSERT replaces by "
+            f"itself, which is DO UPDATE; {_ONLY_NEW}, which is DO NOTHING"
+        )
+    _refuse_returning(words, "INSERT")
     return Insert(target, columns, by_name, f"{before} {query}".strip().rstrip("; "))
+
+
+_ONLY_NEW = (
+    "for rows of new keys alone write INSERT INTO t SELECT … FROM … AS n WHERE NOT EXISTS "
+    "(SELECT 1 FROM t WHERE t.key = n.key)"
+)
+
+
+def _refuse_returning(words: _Words, kind: str) -> None:
+    if words.peek() == "RETURNING":
+        raise UsageError(
+            f"{kind} … RETURNING is not supported: it gives a Commit with the number of rows; read "
+            "them with SELECT in the same transaction, tx.sql(…)"
+        )
 
 
 def _names(words: _Words) -> Iterator[str]:
@@ -194,16 +244,83 @@ def _target(words: _Words, following: str) -> tuple[str, str]:
     return target, target
 
 
+def parse_copy(text: str) -> Copy:
+    """The statement in its pieces; `UsageError` for forms that are not supported."""
+    words = _Words(_without_comments(text))
+    words.take("COPY")
+    columns, is_query = None, words.take("(")
+    if is_query:
+        source = words.until((")",))
+        words.take(")")
+    else:
+        source = words.name("the table")
+        if words.take("("):
+            columns = tuple(_names(words))
+    is_from = words.take("FROM")
+    words.take("TO")
+    file = _file(words, is_from=is_from)
+    words.take("WITH")
+    options = dict(_options(words) if words.take("(") else _old_options(words))
+    words.take(";")
+    if words.peek():
+        raise UsageError(f"COPY … {words.rest()}: write options as (FORMAT csv, HEADER)")
+    return Copy(source, is_query, columns, is_from, file, options)
+
+
+def _file(words: _Words, *, is_from: bool) -> str:
+    form = f"COPY … {'FROM' if is_from else 'TO'} 'file.parquet'"
+    if words.peek() in {"STDIN", "STDOUT"}:
+        raise UsageError(f"{words.peek()} is no file: write {form}")
+    opened = words.take("(")
+    file = words.text()
+    if file is None or (opened and not words.take(")")):
+        raise UsageError(f"write the path of the file in quotes: {form}")
+    return file
+
+
+def _options(words: _Words) -> Iterator[tuple[str, str]]:
+    """Options in parentheses, of which the first was taken."""
+    seen: set[str] = set()
+    while not words.take(")"):
+        name = words.name("an option").lower()
+        if name in seen:
+            raise UsageError(f"COPY has the option {name.upper()} twice")
+        seen.add(name)
+        yield name, words.until((",",), (")",))
+        words.take(",")
+
+
+def _old_options(words: _Words) -> Iterator[tuple[str, str]]:
+    """Options as PostgreSQL once had them: CSV HEADER DELIMITER AS ';'."""
+    while words.peek() not in {"", ";"}:
+        name = words.name("an option").lower()
+        if name in {"csv", "parquet", "json"}:
+            yield "format", name
+        elif name == "header":
+            yield name, ""
+        elif name in {"delimiter", "null", "quote", "escape", "encoding"}:
+            words.take("AS")
+            yield name, words.text() or ""
+        else:
+            raise UsageError(f"COPY … {name.upper()}: write options as (FORMAT csv, HEADER)")
+
+
 def _where(words: _Words, kind: str) -> str | None:
     where = None
     if words.take("WHERE"):
         where = words.until(("RETURNING",), (";",))
     words.take(";")
+    _refuse_returning(words, kind)
     if words.peek():
-        raise UsageError(
-            f"{kind} … {words.rest()}: this clause is not supported; use a subquery in WHERE or SET"
-        )
+        raise UsageError(f"{kind} … {words.rest()}: this clause is not supported; {_INSTEAD[kind]}")
     return where
+
+
+_INSTEAD = {
+    "UPDATE": "write UPDATE t SET column = (SELECT o.value FROM o WHERE o.key = t.key) WHERE "
+    "EXISTS (SELECT 1 FROM o WHERE o.key = t.key)",
+    "DELETE": "write DELETE FROM t WHERE EXISTS (SELECT 1 FROM o WHERE o.key = t.key)",
+}
 
 
 def _plain(word: str) -> str:

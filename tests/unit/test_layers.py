@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     | {
         "changes",
         "conditions",
+        "copying",
         "ddl",
         "differences",
         "engine",

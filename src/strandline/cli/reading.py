@@ -12,10 +12,11 @@ import pyarrow as pa
 import typer
 
 import strandline as sl
-from strandline.cli.app import command, open_database
+from strandline.cli.app import LONG_SECONDS, Timeout, command, open_database
 from strandline.cli.loading import emit_commit
 from strandline.cli.output import Form, Output, emit, emit_each, note
 from strandline.cli.parsing import key_of, names_of, range_of
+from strandline.cli.progress import bar
 
 __all__ = ["export", "get", "history", "scan", "sql", "subscribe"]
 
@@ -159,12 +160,18 @@ def sql(
     ],
     as_of: AsOf = None,
     limit: Limit = None,
+    timeout: Timeout = LONG_SECONDS,
     output: Output = Form.TABLE,
 ) -> None:
-    """Run SQL in DuckDB: a query, or INSERT, UPDATE, DELETE as one transaction."""
+    """Run SQL in DuckDB: a query, or INSERT, UPDATE, DELETE or COPY FROM as one transaction.
+
+    COPY readings FROM 'new/*.csv' appends files; COPY readings TO 'out.parquet', or COPY (SELECT …)
+    TO 'out.csv', writes one. They are files of this machine: Parquet, CSV or JSON.
+    """
     text = sys.stdin.read() if statement == "-" else statement
     with _to_query(ctx) as db:
-        result = db.sql(text, as_of=as_of)
+        with bar("running"):
+            result = db.sql(text, as_of=as_of, timeout=timeout)
         if isinstance(result, sl.Commit):
             emit_commit(result, output)
             return
