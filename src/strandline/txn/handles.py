@@ -207,10 +207,10 @@ class TxnsHandle:
 
         Sorted by row keys, in bounded memory. Waits until upper is beyond `as_of`, for nothing
         else: what is committed and not applied is read from where it is, and nothing is written.
-        At times from which the shard is forgotten on, it is read as any other. `timeout` is for
-        that, and then for each step of reading. Errors: UsageError for a shard that was never
-        registered; AsOfTooOld, which names the shard's since; DeadlineExceeded, which names upper;
-        LocationError, Corruption.
+        At times from which on the shard is forgotten, its own upper has to be beyond `as_of`.
+        `timeout` is for that, and then for each step of reading. Errors: UsageError for a shard that
+        was never registered; AsOfTooOld, which names the shard's since; DeadlineExceeded, which
+        names upper; LocationError, Corruption.
         """
         check_time(as_of, "as_of")
         self._check_open()
@@ -321,6 +321,8 @@ class _Pending:
         self.rows = 0
         self.has_diff = False
         self.spool = Spool(shard.schema.stored(diff=True))
+        # Whoever forgets the transaction leaves no file open.
+        weakref.finalize(self, self.spool.close)
 
     def add(self, data: Any) -> int:
         """Adds updates in any order; how many. Refused data may have been added in part."""

@@ -54,10 +54,29 @@ def snapshot(
 
 
 def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _View:
-    # SUBTLE ◆: the txns shard first, then the shard. An entry that was tidied before the first look
-    # was applied before the second. And it is not a state that is known from earlier: before it was
-    # registered the shard had other writers, whose appends are in no entry.
-    state = store.settled(as_of, deadline)
+    """What makes up the snapshot; waits until that is known."""
+    delays = iter(retry_delays(store.env, first_seconds=0.005, most_seconds=0.25))
+    while True:
+        # SUBTLE ◆: the txns shard first, then the shard. An entry that was tidied before the first
+        # look was applied before the second. And it is not a state that is known from earlier:
+        # before it was registered the shard had other writers, whose appends are in no entry.
+        state = store.txns.refresh(timeout=deadline.remaining())
+        data = store.data(shard_id).refresh(timeout=deadline.remaining())
+        view = _view(store, shard_id, as_of, state, data)
+        if view is not None:
+            return view
+        if deadline.remaining() <= 0:
+            raise DeadlineExceeded(
+                f"shard {shard_id} is not known as of {as_of} in time: the upper of txns shard "
+                f"{store.owner} is {state.meta.upper}, and its own is {data.meta.upper}; read at "
+                "an earlier time, or wait longer with timeout=",
+                may_have_happened=False,
+            )
+        store.env.sleep(min(next(delays), deadline.remaining()))
+
+
+def _view(store: LoneStore, shard_id: str, as_of: int, state: State, data: State) -> _View | None:
+    """By these states of the txns shard and of the shard; None if they do not know that time."""
     run = store.txns.machine.run
     newest = run(lambda s: newest_version(s, shard_id), state=state)
     if newest is None:
@@ -65,10 +84,6 @@ def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _V
             f"shard {shard_id} was never registered with txns shard {store.owner}; register it, or "
             "read it with strandline.shard.open_shard"
         )
-    if newest.valid_until is not None and newest.valid_until <= as_of:
-        _wait_for(store, shard_id, as_of, deadline)
-        return _View(as_of, ())
-    data = store.data(shard_id).refresh(timeout=deadline.remaining())
     upper = data.meta.upper
     progress = run(lambda s: s.tidied.get((shard_id,)), state=state)
     if progress is not None and upper is not None and upper <= progress.tidied_through:
@@ -78,31 +93,17 @@ def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _V
             object=shard_id,
         )
     check_readable(data, as_of, shard_id)
-    entries = () if upper is None else store.txns.overlay(state, shard_id, upper, as_of)
-    if upper is None or not entries:
+    if upper is None or as_of < upper:
+        return _View(as_of, ())
+    known = state.meta.upper or 0
+    if as_of >= (known if newest.valid_until is None else min(known, newest.valid_until)):
+        return None
+    entries = store.txns.overlay(state, shard_id, upper, as_of)
+    if not entries:
         return _View(as_of, ())
     # SUBTLE: as of just before the upper of this state, whatever is applied by the time the rows
     # are read: what is applied at later times is among the entries, and counts once.
     return _View(upper - 1, entries)
-
-
-def _wait_for(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> State:
-    """The shard once its own upper is beyond a time at which nobody feeds it."""
-    delays = iter(retry_delays(store.env, first_seconds=0.005, most_seconds=0.25))
-    while True:
-        data = store.data(shard_id).refresh(timeout=deadline.remaining())
-        check_readable(data, as_of, shard_id)
-        upper = data.meta.upper
-        if upper is None or as_of < upper:
-            return data
-        if deadline.remaining() <= 0:
-            raise DeadlineExceeded(
-                f"shard {shard_id} is not known as of {as_of} in time: it is not registered then, "
-                f"and its own upper is {upper}; read at an earlier time, or wait longer with "
-                "timeout=",
-                may_have_happened=False,
-            )
-        store.env.sleep(min(next(delays), deadline.remaining()))
 
 
 def _rows(
