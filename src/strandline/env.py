@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -236,10 +237,12 @@ class RealEnv:
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._pool is None:
+                # SUBTLE: threads keep what they were begun with. If that led back here, the pool
+                # would never be let go of, and each database that was opened would leave threads.
                 self._pool = ThreadPoolExecutor(
                     self._threads,
                     thread_name_prefix="strandline-io",
-                    initializer=lambda: setattr(self._here, "inside", True),
+                    initializer=partial(setattr, self._here, "inside", True),  # noqa: FBT003
                 )
             return self._pool
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -59,3 +62,14 @@ def test_what_may_be_lost_is_kept_where_the_user_keeps_such_things(
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert RealEnv().cache_dir() == tmp_path / "home" / ".cache" / "strandline"
+
+
+def test_an_env_that_nobody_has_any_more_leaves_no_threads() -> None:
+    before = set(threading.enumerate())
+    for _ in range(5):
+        assert RealEnv(threads=4).parallel(str, range(4)) == ["0", "1", "2", "3"]
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, "threads of pools that are gone"
+        time.sleep(0.01)
