@@ -197,12 +197,11 @@ def _clusters(sources: list[_Placed]) -> Iterator[list[_Placed]]:
 
 
 def _task(leaf: Leaf, inside: tuple[Interval, ...], cluster: list[_Placed]) -> ReadTask:
-    return ReadTask(
-        leaf,
-        inside,
-        tuple(source for _, source in cluster if isinstance(source, Reference)),
-        tuple(source for _, source in cluster if isinstance(source, Entry)),
-    )
+    entries = [source for _, source in cluster if isinstance(source, Entry)]
+    # In the order of commits: of two rows of one key at one time the later one counts.
+    entries.sort(key=lambda entry: (entry.time, entry.ordinal))
+    references = tuple(source for _, source in cluster if isinstance(source, Reference))
+    return ReadTask(leaf, inside, references, tuple(entries))
 
 
 # --- compaction
