@@ -99,7 +99,7 @@ class Clock:
         deadline = Deadline(env, min(timeout, _PROBE_SECONDS))
         machine = self._machine
         try:
-            found = location_time(self._location, machine.shard, machine.session, env, deadline)
+            found = location_time(self._location, machine, env, deadline)
         except LocationError as error:
             # Whoever commits a few rows needs the log alone; it takes note of a jump itself. What
             # the location's clock showed before goes on to count.

@@ -208,9 +208,9 @@ class TxnsHandle:
         Sorted by row keys, in bounded memory. Waits until upper is beyond `as_of`, for nothing
         else: what is committed and not applied is read from where it is, and nothing is written.
         At times from which on the shard is forgotten, its own upper has to be beyond `as_of`.
-        `timeout` is for that, and then for each step of reading. Errors: UsageError for a shard that
-        was never registered; AsOfTooOld, which names the shard's since; DeadlineExceeded, which
-        names upper; LocationError, Corruption.
+        `timeout` is for that, and then for each step of reading. Errors: UsageError for a shard
+        that was never registered; AsOfTooOld, which names the shard's since; DeadlineExceeded,
+        which names upper; LocationError, Corruption.
         """
         check_time(as_of, "as_of")
         self._check_open()

@@ -148,8 +148,8 @@ def sweep(
 def _location_time(store: Store, deadline: Deadline) -> int:
     """Now, by the clock that all machines that sweep have in common."""
     machine = store.txns.machine
-    session = machine.live_session(timeout=deadline.remaining(), brief=True)
-    return location_time(store.location, machine.shard, session, store.env, deadline)
+    machine.live_session(timeout=deadline.remaining(), brief=True)
+    return location_time(store.location, machine, store.env, deadline)
 
 
 def listed_of(
