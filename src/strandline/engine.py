@@ -3,13 +3,14 @@
 What runs here sees the Arrow data that it is handed and nothing else: no file, no network, no
 extension, no variable of the calling program. Two instances serve a process: one that works on
 one thread, whose results come in the order of its input (expressions over rows), and one that uses
-all of them (statements). A third may open files of this machine, and runs no text of a user (COPY).
+all of them (statements). Two more may open files of this machine, and run no text of a user (COPY).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ __all__ = [
     "file_errors",
     "files",
     "instance",
+    "is_usage",
     "literal",
     "quoted",
     "refused",
@@ -48,13 +50,15 @@ def instance(*, ordered: bool) -> Duck:
     return _cursor("ordered" if ordered else "parallel")
 
 
-def files() -> Duck:
-    """A new cursor on the instance that may open files; close it when done with it.
+def files(*, ordered: bool) -> Duck:
+    """A new cursor on one of the instances that may open files; close it when done with it.
+
+    `ordered`: the one that works on one thread.
 
     SUBTLE: nothing but what the caller put together itself may be run on it, of names by `quoted`
     and of values by `literal`: a query of a user's here could read every file of the machine.
     """
-    return _cursor("files")
+    return _cursor("ordered files" if ordered else "parallel files")
 
 
 def _cursor(kind: str) -> Duck:
@@ -134,12 +138,12 @@ def _open(kind: str) -> Duck:
         "python_enable_replacements": False,
         "temp_directory": spill,
     }
-    if kind == "ordered":
+    if kind.startswith("ordered"):
         config["threads"] = 1
     connection = duckdb.connect(":memory:", config=config)
     # ICU brings this setting along, so it is not there yet when the instance is made.
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    if kind != "files":
+    if not kind.endswith("files"):
         connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
@@ -179,7 +183,7 @@ class Failures:
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if self._errors:
                 raise self._errors.pop(0) from None
-            if isinstance(error, usage_errors()):
+            if is_usage(error):
                 raise refused(what, error) from None
             raise
 
@@ -201,6 +205,20 @@ def usage_errors() -> tuple[type[Exception], ...]:
         duckdb.NotSupportedError,
         duckdb.PermissionException,
     )
+
+
+_USAGE = re.compile(
+    r"(Binder|Conversion|Invalid Input|Mismatch Type|Not implemented|Out of Range) Error: "
+)
+
+
+def is_usage(error: Exception) -> bool:
+    """Whether it is one of `usage_errors`, or what is left of one in a stream of Arrow batches.
+
+    SUBTLE: that is an OSError of Arrow, which has DuckDB's text and nothing else of it.
+    """
+    streamed = isinstance(error, OSError) and _USAGE.match(str(error)) is not None
+    return streamed or isinstance(error, usage_errors())
 
 
 def file_errors() -> tuple[type[Exception], ...]:

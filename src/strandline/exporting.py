@@ -16,7 +16,7 @@ from pyarrow import csv
 from strandline.engine import instance
 from strandline.errors import LocationError, StrandlineError, UsageError
 
-__all__ = ["FORMATS", "appearing", "export", "format_of"]
+__all__ = ["FORMATS", "appearing", "check_target", "export", "format_of"]
 
 _ROW_GROUP = 122_880
 """Rows of a row group in Parquet: what others like to read at once."""
@@ -38,8 +38,7 @@ def export(
             f"what {target} is to be is not clear: name it .parquet, .csv or .json, or pass "
             f"format=, one of {', '.join(FORMATS)}"
         )
-    if target.exists() and not overwrite:
-        raise UsageError(f"{target} is there already; pass overwrite=True to replace it")
+    check_target(target, "pass overwrite=True", overwrite=overwrite)
     rows = 0
     with appearing(target) as unfinished, ExitStack() as stack:
         sink = stack.enter_context(unfinished.open("wb"))
@@ -48,6 +47,19 @@ def export(
             write(batch)
             rows += batch.num_rows
     return rows
+
+
+def check_target(target: Path, remedy: str, *, overwrite: bool) -> None:
+    """UsageError where no file may appear: where there is one, or what is none.
+
+    SUBTLE: a link is replaced itself, not what it leads to; and /dev/stdout is one.
+    """
+    if target.is_symlink():
+        raise UsageError(f"{target} is a link: write the path of the file itself")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is no regular file: write the path of one")
+    if target.exists() and not overwrite:
+        raise UsageError(f"{target} is there already; {remedy} to replace it")
 
 
 def format_of(path: Path) -> str | None:

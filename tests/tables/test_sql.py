@@ -179,6 +179,70 @@ def test_everything_else_is_refused_and_changes_nothing(
     assert frame.num_rows == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("UPDATE t SET v = u.k FROM u WHERE u.k = t.k", "write UPDATE t SET column = (SELECT"),
+        ("DELETE FROM t USING u WHERE t.k = u.k", "write DELETE FROM t WHERE EXISTS (SELECT"),
+        ("INSERT INTO u VALUES (1, 'x') ON CONFLICT DO NOTHING", "NOT EXISTS (SELECT 1 FROM t"),
+        (
+            "INSERT INTO u VALUES (1, 'x') ON CONFLICT (k) DO UPDATE SET name = excluded.name",
+            "into a keyed table INSERT replaces by itself",
+        ),
+        ("INSERT OR REPLACE INTO u VALUES (1, 'x')", "into a keyed table INSERT replaces"),
+        ("INSERT OR IGNORE INTO u VALUES (1, 'x')", "NOT EXISTS (SELECT 1 FROM t"),
+        ("INSERT INTO t (k) VALUES (1) RETURNING k", "SELECT in the same transaction"),
+        ("UPDATE t SET v = 1 RETURNING *", "SELECT in the same transaction"),
+        ("DELETE FROM t RETURNING k", "SELECT in the same transaction"),
+        (
+            "MERGE INTO u USING t ON t.k = u.k WHEN MATCHED THEN DELETE",
+            "INSERT INTO t SELECT … replaces and adds rows",
+        ),
+        ("BEGIN", "with db.transaction() as tx"),
+        ("DROP TABLE t", "drop_table"),
+        ("CREATE TABLE x (k INT)", "create_table"),
+    ],
+)
+def test_what_is_refused_says_what_to_write_instead(two: Database, text: str, instead: str) -> None:
+    before = two.history().num_rows
+    with pytest.raises(UsageError) as refused:
+        two.sql(text)
+    assert instead in str(refused.value)
+    assert two.history().num_rows == before
+
+
+def test_what_is_said_to_write_instead_does_it(two: Database) -> None:
+    two.sql(
+        "UPDATE t SET v = (SELECT o.k * 10 FROM u AS o WHERE o.k = t.k) "
+        "WHERE EXISTS (SELECT 1 FROM u AS o WHERE o.k = t.k)"
+    )
+    assert two.sql("SELECT k, v FROM t ORDER BY ALL").fetchall() == [
+        (1, 10.0),
+        (2, 20.0),
+        (2, 20.0),
+        (3, None),
+    ]
+    two.sql("DELETE FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.k = t.k AND u.name = 'two')")
+    assert two.sql("SELECT k FROM t ORDER BY k").fetchall() == [(1,), (3,)]
+    two.sql(
+        "INSERT INTO u SELECT k, name FROM (VALUES (1, 'not new'), (8, 'new')) AS n(k, name) "
+        "WHERE NOT EXISTS (SELECT 1 FROM u WHERE u.k = n.k)"
+    )
+    assert two.sql("SELECT * FROM u ORDER BY k").fetchall() == [(1, "one"), (2, "two"), (8, "new")]
+    two.sql("INSERT INTO u VALUES (8, 'replaced'), (9, 'more')")
+    assert two["u"].get_one(8) == {"k": 8, "name": "replaced"}
+    two.sql("INSERT INTO t BY NAME SELECT 1.5 AS v, 77 AS k")
+    assert two["t"].get(77)["v"].to_pylist() == [1.5]
+
+
+def test_a_value_that_fails_late_is_the_users_mistake(two: Database) -> None:
+    two.sql("INSERT INTO t (k, v) SELECT 1000 + range, 0 FROM range(400000)")
+    two.sql("INSERT INTO u VALUES (0, 'x')")
+    query = "SELECT k, CASE WHEN k = 400000 THEN (SELECT name FROM u WHERE k = 0) END AS c FROM t"
+    with pytest.raises(UsageError, match="'x'"):
+        two.sql(f"INSERT INTO t (k, v) SELECT k, c::DOUBLE FROM ({query} ORDER BY k)")
+
+
 def test_writes_to_unknown_tables_and_to_the_past_are_refused(two: Database) -> None:
     with pytest.raises(UnknownTable, match="'tt'; did you mean"):
         two.sql("DELETE FROM tt")
