@@ -10,7 +10,7 @@ import strandline as sl
 from strandline.database import Database
 from strandline.errors import LocationError
 from strandline.location.files import FileBlob
-from tests.tables.helpers import QUIET, READINGS
+from tests.tables.helpers import QUIET, READINGS, apply
 
 HOUR = 3_600 * 1_000_000
 DAY = 24 * HOUR
@@ -158,6 +158,24 @@ def test_retention_does_not_follow_a_jump_of_the_clock(doubted: Database) -> Non
     assert first
     earlier = doubted.history().column("time").cast(pa.int64()).to_pylist()[1]
     assert len(doubted.table("readings").scan(as_of=sl.Micros(earlier)).to_arrow()) == 1
+
+
+def test_a_table_that_was_dropped_outlives_a_jump_of_the_clock(tmp_path: Path) -> None:
+    # Its retention went by the latest time, whatever clock that was of, and all of it was deleted.
+    with sl.connect(f"memory://{tmp_path}", settings=QUIET) as db:
+        other = db.create_table("other", READINGS, row_keys="sensor")
+        commit = db.create_table("readings", READINGS, row_keys="sensor").append(ROW)
+        apply(db.table("readings"))
+        db.drop_table("readings")
+        db.vacuum()
+        shift(db, YEAR)
+        other.append(ROW)
+        db.vacuum()
+        assert len(db.as_of(commit)["readings"]) == 1
+        assert db.confirm_clock()
+        db.vacuum()
+        with pytest.raises(sl.StrandlineError):
+            len(db.as_of(commit)["readings"])
 
 
 def test_retention_goes_on_once_an_operator_confirmed_the_clock(doubted: Database) -> None:

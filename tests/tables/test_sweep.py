@@ -14,6 +14,7 @@ import strandline as sl
 import strandline.txn.apply
 from strandline.env import Deadline
 from strandline.ids import ObjectKey
+from strandline.shard.probe import location_time
 from strandline.state.commands import Expire
 from strandline.state.model import Session
 from strandline.testing.faults import (
@@ -87,6 +88,24 @@ def ended(db: sl.Database, open_database: Open, keys_: list[int]) -> str:
 
 
 # --- what goes
+
+
+@pytest.mark.parametrize("fault", [FAIL_BEFORE, LOST])
+def test_a_look_at_the_clock_that_could_not_be_cleared_up_after_is_swept(
+    open_database: Open, db: sl.Database, table: sl.Table, fault: Fault
+) -> None:
+    # The session that put the probe was closed as one that had left nothing, and forgotten.
+    gone = open_database(settings=PARTS)
+    store = gone._handle.store
+    faults = Faults(lambda call: fault if call.kind == "delete" else None)
+    location = replace(store.location, blob=FaultyBlob(store.location.blob, faults))
+    location_time(location, store.txns.machine, store.env, Deadline(store.env, 60))
+    session = store.session
+    assert len(objects(db, session)) == 1
+    gone.close()
+    assert states(db)[session] == "acknowledged"
+    assert swept(db).objects == 1
+    assert objects(db, session) == set()
 
 
 def test_f3_an_object_that_comes_after_the_sweep_is_found_by_a_later_one(

@@ -206,11 +206,14 @@ class Machine:
         if self._closed or self._env.process_id() != self._process:
             return
         self._closed = True
-        if self._location.read_only or not (self._registered or self._unsettled or self._orphans):
+        known = self._registered or self._unsettled or self._orphans
+        if self._location.read_only or not (known or self.is_littered):
             return
         deadline = self._deadline(timeout)
         self._acknowledge_ended(deadline)
         try:
+            if not known:  # so that a sweep knows of what is left
+                self._submit(Heartbeat(), "", deadline)
             self._submit(CloseSession(littered=self.is_littered), "", deadline)
         except Fenced:
             _log.info("session %s had been ended in shard %s", self.session, self.shard)

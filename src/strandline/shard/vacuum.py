@@ -158,10 +158,7 @@ class Vacuum:
 
         The machine's own clock is compared with nothing: several machines vacuum one shard.
         """
-        machine = self._machine
-        return location_time(
-            self._location, machine.shard, machine.session, self._env, self._deadline
-        )
+        return location_time(self._location, self._machine, self._env, self._deadline)
 
     # --- rollups
 

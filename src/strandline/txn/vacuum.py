@@ -11,6 +11,7 @@ from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.shard.machine import Machine
 from strandline.shard.vacuum import ShardVacuum, Vacuum
+from strandline.state.clocks import settled_time
 from strandline.state.commands import Clear, Finish, ForgetTables
 from strandline.state.holding import RETENTION
 from strandline.state.model import Key, TableVersion
@@ -204,7 +205,12 @@ def _is_over(store: Store, version: TableVersion) -> bool:
     if version.valid_until is None:
         return False
     retention = duration_micros(property_of(version, "retention"))
-    return store.txns.latest(store.txns.machine.state) - version.valid_until >= retention
+    return _settled(store.txns.machine.state) - version.valid_until >= retention
+
+
+def _settled(state: State) -> int:
+    """The latest time, or that before a jump of the clock that nobody vouches for."""
+    return min(settled_time(state.meta), (state.meta.upper or 0) - 1)
 
 
 def _end(machine: Machine, deadline: Deadline) -> None:
@@ -233,7 +239,7 @@ def _forget(store: Store, deadline: Deadline) -> None:
     state = txns.refresh(timeout=deadline.remaining())
     versions: list[tuple[Key, TableVersion]] = txns.machine.run(lambda s: list(s.tables.range()))
     kept = [duration_micros(property_of(v, "retention")) for _, v in versions]
-    before = txns.latest(state) - max(kept, default=0)
+    before = _settled(state) - max(kept, default=0)
     old = [(key, v) for key, v in versions if v.valid_until is not None and v.valid_until <= before]
     dropped = {v.table for v in _newest_versions(state) if v.valid_until is not None}
     gone = {v.table for _, v in old if v.table in dropped and _is_gone(store, v.table, deadline)}
