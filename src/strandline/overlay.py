@@ -3,24 +3,58 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import pyarrow as pa
 
-from strandline.parts.inline import decode_inline
-from strandline.parts.schema import TableSchema
-from strandline.state.model import Entry, Interval, Key
+from strandline.parts.inline import decode_inline, decode_together
+from strandline.parts.schema import TIME, TableSchema
+from strandline.parts.sort import sort_table
+from strandline.state.model import Entry, Interval
 
-__all__ = ["Overlay"]
+__all__ = ["Block", "Cover", "Overlay"]
 
 _BYTES_MAX = 64 << 20
 """Decoded rows that are kept: more than the backlog of a few tables."""
 
+_TABLE_BYTES = 1 << 10
+"""What a table takes besides its rows, about."""
+
 _INDEX_FROM = 24
 """Fewer entries are looked at one by one."""
+
+_BLOCKS = (64, 8)
+"""How many entries are read as one. What comes after is gathered by eight, and then by more: so
+each is sorted twice, and a long backlog is a few tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The rows of neighbouring entries, with `__time`, and `__diff` if any has it; by full key."""
+
+    last: int
+    """The time of the last of these entries."""
+    data: pa.Table
+
+
+class Cover:
+    """Which entries of a view are in which blocks. Immutable."""
+
+    def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
+        """`blocks`: each with the time of its first entry; ascending."""
+        self._firsts = [first for first, _ in blocks]
+        self._blocks = [block for _, block in blocks]
+
+    def block_of(self, entry: Entry) -> Block | None:
+        """The block that has the entry's rows, None if it is to be read by itself."""
+        at = bisect_right(self._firsts, entry.time) - 1
+        if at < 0 or entry.time > self._blocks[at].last or not _may_gather(entry):
+            return None
+        return self._blocks[at]
 
 
 class Overlay:
@@ -32,24 +66,56 @@ class Overlay:
 
     def __init__(self, *, bytes_max: int = _BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._rows: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
+        self._tables: OrderedDict[_Made, tuple[pa.Table, int]] = OrderedDict()
         self._bytes = 0
         self._indexes: dict[str, _Index] = {}
+        self._covers: dict[str, tuple[tuple[Entry, ...], int, Cover]] = {}
         self._lock = threading.Lock()
 
     def rows(self, entry: Entry, schema: TableSchema) -> pa.Table:
         """The inline rows of an entry, sorted by full key, with `__diff` where it has any."""
-        key = (entry.table, entry.time, entry.ordinal)
-        found = self._rows.get(key)
+        made = (entry.table, entry.time, entry.ordinal, 1, schema.version)
+        return self._remembered(made, lambda: decode_inline(entry.batch.inline, schema))
+
+    def cover(self, table: str, entries: tuple[Entry, ...], schema: TableSchema) -> Cover:
+        """Those of a view's entries that can be read together, in blocks."""
+        found = self._covers.get(table)
+        if found is not None and found[0] is entries and found[1] == schema.version:
+            return found[2]
+        blocks = []
+        for start, end in _runs(entries):
+            at = start
+            for size in _BLOCKS:
+                while end - at >= size:
+                    blocks.append(self._block(entries[at : at + size], schema))
+                    at += size
+        cover = Cover(blocks)
+        self._covers[table] = (entries, schema.version, cover)
+        return cover
+
+    def _block(self, entries: tuple[Entry, ...], schema: TableSchema) -> tuple[int, Block]:
+        # SUBTLE: what begins with one entry and has that many has the same ones each time, because
+        # a new commit is later than all others.
+        first = entries[0]
+        made = (first.table, first.time, first.ordinal, len(entries), schema.version)
+        data = self._remembered(
+            made,
+            lambda: sort_table(decode_together(entries, schema), schema.keys, then=(TIME,)),
+        )
+        return first.time, Block(entries[-1].time, data)
+
+    def _remembered(self, made: _Made, make: Callable[[], pa.Table]) -> pa.Table:
+        found = self._tables.get(made)
         if found is not None:
             return found[0]
-        table = decode_inline(entry.batch.inline, schema)
+        table = make().combine_chunks()
+        size = table.nbytes + _TABLE_BYTES
         with self._lock:
-            if key not in self._rows:
-                self._rows[key] = (table, len(entry.batch.inline))
-                self._bytes += len(entry.batch.inline)
+            if made not in self._tables:
+                self._tables[made] = (table, size)
+                self._bytes += size
             while self._bytes > self._bytes_max:
-                self._bytes -= self._rows.popitem(last=False)[1][1]
+                self._bytes -= self._tables.popitem(last=False)[1][1]
         return table
 
     def touching(
@@ -65,6 +131,32 @@ class Overlay:
             return index.inside(intervals[0])
         found = {id(e): e for interval in intervals for e in index.inside(interval)}
         return sorted(found.values(), key=lambda e: (e.time, e.ordinal))
+
+
+_Made = tuple[str, int, int, int, int]
+"""What a table was made of: an entry, how many from that one on, and the version of the schema."""
+
+
+def _may_gather(entry: Entry) -> bool:
+    """Whether the entry is committed, and nothing but rows inside of it."""
+    return bool(entry.batch.inline) and not entry.batch.parts and bool(entry.session)
+
+
+def _runs(entries: tuple[Entry, ...]) -> Iterator[tuple[int, int]]:
+    """From where to where there are only entries that may be gathered, each at its own time.
+
+    Entries of one time are told apart by their order alone, which a table does not keep.
+    """
+    start = 0
+    for at, entry in enumerate(entries):
+        alone = _may_gather(entry) and (at == 0 or entries[at - 1].time < entry.time)
+        if alone and at + 1 < len(entries):
+            # What a transaction wrote itself comes last, as if at the time that it reads.
+            alone = entry.time < entries[at + 1].time or not entries[at + 1].session
+        if not alone:
+            yield start, at
+            start = at + 1
+    yield start, len(entries)
 
 
 def _meets(entry: Entry, intervals: Sequence[Interval] | None) -> bool:

@@ -19,6 +19,7 @@ from strandline.errors import Corruption, Fenced, LocationError
 from strandline.handle import Handle
 from strandline.ids import session_of
 from strandline.location import BlobMissing
+from strandline.overlay import Block
 from strandline.parts.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.merge import Source, merge_read, visible
@@ -44,6 +45,9 @@ __all__ = [
 
 _PIECE_ROWS = 262_144
 """Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
+
+_GATHER_FROM = 16
+"""So many entries of a piece are read by blocks; fewer one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,8 +463,17 @@ class Reading:
         return [read(item) for item in wanted]
 
     def _from_inline(self, piece: Piece, columns: list[str]) -> Iterator[tuple[int, Source]]:
-        for number, entry in enumerate(piece.task.entries):
-            if not entry.batch.inline:
+        entries = [(n, e) for n, e in enumerate(piece.task.entries) if e.batch.inline]
+        cover = None
+        if len(entries) >= _GATHER_FROM:
+            table = self.view.version.table
+            cover = self._handle.overlay.cover(table, self.view.entries, self.schema)
+        blocks: dict[int, tuple[int, int, Block]] = {}
+        for number, entry in entries:
+            block = None if cover is None else cover.block_of(entry)
+            if block is not None:
+                least, first, _ = blocks.get(id(block), (number, entry.time, block))
+                blocks[id(block)] = min(least, number), min(first, entry.time), block
                 continue
             data = self._handle.overlay.rows(entry, self.schema)
             if not _covered(
@@ -471,6 +484,18 @@ class Reading:
                 extra = [DIFF] if entry.batch.has_diff else []
                 rows = data.select([*columns, *extra])
                 yield number, Source(rows, entry.time, entry.batch.distinct)
+        # SUBTLE: a block has more than the task's entries. What else it has is applied in the state
+        # that was read, so it is earlier than the first of them; or later than `as_of`; or has no
+        # key in the task's intervals, if those are cut to where its sources are.
+        inside = piece.task.own(piece.intervals) if blocks else ()
+        for number, first, block in blocks.values():
+            data = clip(block.data, inside, self.codec)
+            if data.num_rows:
+                names = [*columns, *(name for name in (TIME, DIFF) if name in data.column_names)]
+                yield (
+                    number,
+                    Source(data.select(names), block.last, distinct=False, rows_from=first),
+                )
 
 
 def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:

@@ -44,7 +44,7 @@ def test_exactly_the_entries_that_touch_an_interval_are_found_in_the_order_of_co
 
 def test_an_entry_is_decoded_once_and_the_oldest_is_forgotten_first() -> None:
     schema = new_schema(pa.schema([("k", pa.int64())]), "k")
-    overlay = Overlay(bytes_max=3_000)
+    overlay = Overlay(bytes_max=10_000)
     data = encode_inline(pa.table([[1]], schema=schema.arrow))
     entries = [entry(n, b"", b"", inline=data) for n in range(20)]
     first = overlay.rows(entries[0], schema)
