@@ -30,6 +30,8 @@ COMMANDS = [
     "scan readings --count",
     "sql 'select * from readings order by all'",
     "sql 'delete from readings where sensor = 7'",
+    "sql \"copy readings from 'readings.csv'\"",
+    "sql \"copy (select * from readings) to 'copied.json' (overwrite)\"",
     "subscribe readings --timeout 0.01",
     "history",
     "history readings",
@@ -93,6 +95,13 @@ def test_json_csv_and_arrow_agree(lake: Run, line: str) -> None:
             values = arrow[name].to_pylist()
             assert [row[name] for row in objects] == values
             assert [row[name] for row in text] == ["" if v is None else str(v) for v in values]
+
+
+def test_copy_says_how_many_rows_went_in_and_out(lake: Run) -> None:
+    (commit,) = lake("sql", "copy readings from 'readings.csv'", "-o", "json").json
+    assert (commit["rows"], commit["tables"]) == (4, ["readings"])
+    (found,) = lake("sql", "select count(*) as Count from readings", "-o", "json").json
+    assert lake("sql", "copy readings to 'copied.csv'", "-o", "json").json == [found]
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAM.commands.keys() - ON_SPARK))
