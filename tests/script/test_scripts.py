@@ -11,8 +11,16 @@ Commands (times and numbers decimal, keys as text):
     rename ID NAME [@CLOCK]
     drop ID [@CLOCK]
     commit [ID:LOWER-UPPER …] [@CLOCK] [token=SCOPE/NUMBER] [since=TIME] [epoch=N] [position=P]
+           [at=TIME] [merged=SCOPE,…] [begun=TIME]
     tidy ID/TIME/ORDINAL …
-    apply EXPECTED..NEW [PART:LOWER-UPPER@TIME[*SIZE] …]
+    apply EXPECTED..NEW [PART:LOWER-UPPER@TIME[*SIZE] …] [owner=ID]
+    init_txns TIME                    a txns shard by itself; register to compact_txns are of one
+    register ID NUMBER at=TIME
+    forget ID at=TIME
+    withdraw ID NUMBER
+    compact_txns SINCE [max=N]
+    join OWNER [over=NUMBER]          of a shard that is registered; prints meta, as leave does
+    leave OWNER NUMBER UPPER
     compact REF … -> [LEAF:PART:LOWER-UPPER@TIME[*SIZE] …]
     descend                           L0 down into the leaves
     split LEAF POINT …
@@ -66,10 +74,14 @@ from strandline.state.commands import (
     Command,
     Commit,
     Compact,
+    CompactTxns,
     Expire,
     Finish,
     Heartbeat,
+    InitTxns,
+    Join,
     KeepReceipts,
+    Leave,
     OpenHold,
     Output,
     Read,
@@ -80,6 +92,7 @@ from strandline.state.commands import (
     Swept,
     TableChange,
     Tidy,
+    Withdraw,
     Write,
 )
 from strandline.state.decide import Author, current_table, decide
@@ -192,6 +205,7 @@ def frontier(time: int | None) -> str:
 def show_meta(meta: Meta) -> str:
     text = f"upper {frontier(meta.upper)}, since {frontier(meta.since)}"
     text = f"{text}, {meta.leaves} leaves and {meta.references} references ever"
+    text += meta.owner and f", joined by {meta.owner} as number {meta.joins}"
     return f"{text}{meta.claim and f', claimed by {meta.claim}'}"
 
 
@@ -241,7 +255,11 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     Reference: show_reference,
     PartUse: lambda use: f"{use.references} references, born {use.born}",
     Dead: lambda dead: f"{dead.size} bytes, lived from {dead.born} to {dead.dead}",
-    Entry: lambda e: f"{shown(e.batch.lower)}-{shown(e.batch.upper)} by {e.session}",
+    Entry: lambda e: (
+        f"{shown(e.batch.lower)}-{shown(e.batch.upper)} by {e.session}"
+        if e.batch.rows
+        else f"tidied, was by {e.session}"
+    ),
     TableVersion: show_table,
     Progress: lambda progress: f"through {progress.tidied_through}",
     TokenWindow: lambda w: ", ".join(f"{number} at {time}" for number, time in w.results),
@@ -346,8 +364,45 @@ def run_commit(script: Script, plain: Words, named: Named) -> list[str]:
         reads=tuple(reads),
         epochs=tuple((table, int(named["epoch"])) for table in tables if "epoch" in named),
         positions=tuple((table, named["position"]) for table in tables if "position" in named),
+        at=int(named["at"]) if "at" in named else None,
+        merged=tuple(word for word in named.get("merged", "").split(",") if word),
+        begun=int(named.get("begun", named.get("at", 0))),
     )
     return script.do(command)
+
+
+def run_init_txns(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(InitTxns(int(plain[0])))
+
+
+def run_register(script: Script, plain: Words, named: Named) -> list[str]:
+    change = creates(plain[0], plain[0])
+    numbered = replace(change, after=replace(change.after, version=int(plain[1])))
+    return script.do(Commit(0, changes=(numbered,), at=int(named["at"])))
+
+
+def run_forget(script: Script, plain: Words, named: Named) -> list[str]:
+    now = script.version(plain[0])
+    change = TableChange(now, now.version, dropped=True)
+    return script.do(Commit(0, changes=(change,), at=int(named["at"])))
+
+
+def run_withdraw(script: Script, plain: Words, _: Named) -> list[str]:
+    return script.do(Withdraw(plain[0], int(plain[1])))
+
+
+def run_compact_txns(script: Script, plain: Words, named: Named) -> list[str]:
+    return script.do(CompactTxns(int(plain[0]), int(named.get("max", 1_000))))
+
+
+def run_join(script: Script, plain: Words, named: Named) -> list[str]:
+    done = script.do(Join(plain[0], int(named.get("over", 0))))
+    return [*done, item("meta", (), script.state.meta)]
+
+
+def run_leave(script: Script, plain: Words, _: Named) -> list[str]:
+    done = script.do(Leave(plain[0], int(plain[1]), int(plain[2])))
+    return [*done, item("meta", (), script.state.meta)]
 
 
 def run_tidy(script: Script, plain: Words, _: Named) -> list[str]:
@@ -358,9 +413,10 @@ def run_tidy(script: Script, plain: Words, _: Named) -> list[str]:
     return script.do(Tidy(tuple(keys)))
 
 
-def run_apply(script: Script, plain: Words, _: Named) -> list[str]:
+def run_apply(script: Script, plain: Words, named: Named) -> list[str]:
     expected, new = plain[0].split("..")
-    return script.do(Apply(int(expected), int(new), tuple(placed(word) for word in plain[1:])))
+    parts = tuple(placed(word) for word in plain[1:])
+    return script.do(Apply(int(expected), int(new), parts, named.get("owner", "")))
 
 
 def run_compact(script: Script, plain: Words, named: Named) -> list[str]:
