@@ -129,7 +129,10 @@ class Transaction:
     def table(self, name: str) -> TransactionTable:
         """A table, to be read and written within this transaction. Errors: UnknownTable."""
         self._check_open()
-        version = named(self.tables(), name)
+        if self._changes:
+            version = named(self.tables(), name)
+        else:
+            version = self._handle.store.txns.table(self._state, name)
         self._versions.setdefault(version.table, version)
         return TransactionTable(self, Table(self._handle, version, transaction=self))
 
@@ -313,7 +316,10 @@ class Transaction:
 
     def tables(self) -> list[TableVersion]:
         """The tables that the transaction sees, what it did to them included."""
-        there = {v.table: v for v in self._handle.store.txns.tables(self._state)}
+        known = self._handle.store.txns.tables(self._state)
+        if not self._changes:
+            return known
+        there = {v.table: v for v in known}
         for table, change in self._changes.items():
             if change.dropped:
                 there.pop(table, None)

@@ -48,8 +48,8 @@ class Txns:
         self.clock = Clock(location, machine, env)
         self._applied: deque[Key] = deque()
         self._queue = CommitQueue(machine, env, self._take_tidies, self.to_be_tidied)
-        self._tables: tuple[object, list[TableVersion]] = (None, [])
-        """The tables that there are now, and the state's map that they come from."""
+        self._tables: tuple[object, dict[str, TableVersion]] = (None, {})
+        """The tables that there are now, by name, and the state's map that they come from."""
         self._overlays: dict[str, tuple[tuple[object, int, int | None], tuple[Entry, ...]]] = {}
         """Per table what was asked last, and the answer."""
         self._lock = threading.Lock()
@@ -70,21 +70,30 @@ class Txns:
 
     def tables(self, state: State, as_of: int | None = None) -> list[TableVersion]:
         """The tables at `as_of` (None: now), by name."""
-        # As long as no table is made or changed, whoever looks one up finds the rest as it was.
-        asked, known = self._tables
-        if as_of is None and asked is state.tables:
-            return list(known)
+        if as_of is None:
+            return list(self._now(state).values())
         versions = self.machine.run(
             lambda s: [v for _, v in s.tables.range() if _holds(v, as_of)], state=state
         )
         versions.sort(key=lambda version: version.name)
-        if as_of is None:
-            self._tables = (state.tables, versions)
-        return list(versions)
+        return versions
+
+    def _now(self, state: State) -> dict[str, TableVersion]:
+        """The tables that there are now, by name and in its order."""
+        # As long as no table is made or changed, whoever looks one up finds the rest as it was.
+        asked, known = self._tables
+        if asked is not state.tables:
+            versions = self.machine.run(
+                lambda s: [v for _, v in s.tables.range() if _holds(v, None)], state=state
+            )
+            known = {v.name: v for v in sorted(versions, key=lambda version: version.name)}
+            self._tables = (state.tables, known)
+        return known
 
     def table(self, state: State, name: str, as_of: int | None = None) -> TableVersion:
         """The table of that name at `as_of` (None: now); UnknownTable names those that are near."""
-        return named(self.tables(state, as_of), name, as_of)
+        found = self._now(state).get(name) if as_of is None else None
+        return found or named(self.tables(state, as_of), name, as_of)
 
     def table_by_id(self, state: State, table: str, as_of: int | None = None) -> TableVersion:
         """The table with that id at `as_of` (None: now)."""
