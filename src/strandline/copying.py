@@ -293,8 +293,13 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [f"{number} {name}" for number, name in enumerate(names)]
 
 
-def _select(places: Places, source: str) -> str:
-    items = ", ".join(f"{quoted(name)} AS {quoted(column)}" for name, column in places)
+def _select(places: Places, source: str, casts: Mapping[str, str]) -> str:
+    items = ", ".join(
+        f"{casts[column].format(quoted(name))} AS {quoted(column)}"
+        if column in casts
+        else f"{quoted(name)} AS {quoted(column)}"
+        for name, column in places
+    )
     return f"SELECT {items} FROM {source}"  # noqa: S608  quoted
 
 
@@ -316,13 +321,12 @@ def _parquet_query(into: _Into, cursor: Duck, path: str, kinds: Mapping[str, str
     places = into.by_name(list(described))
     # What has types is taken as `append` takes it, which refuses what would lose something. But a
     # decimal, as SQL makes them of numbers, is as good a float as its text in a CSV file.
-    items = ", ".join(
-        f"CAST({quoted(name)} AS {kinds[column]}) AS {quoted(column)}"
-        if described[name].startswith("DECIMAL") and kinds[column] in {"DOUBLE", "FLOAT"}
-        else f"{quoted(name)} AS {quoted(column)}"
+    floats = {
+        column: f"CAST({{}} AS {kinds[column]})"
         for name, column in places
-    )
-    return f"SELECT {items} FROM {source}"  # noqa: S608  quoted
+        if described[name].startswith("DECIMAL") and kinds[column] in {"DOUBLE", "FLOAT"}
+    }
+    return _select(places, source, floats)
 
 
 def _json_query(into: _Into, cursor: Duck, path: str, kinds: Mapping[str, str]) -> str:
@@ -334,8 +338,9 @@ def _json_query(into: _Into, cursor: Duck, path: str, kinds: Mapping[str, str]) 
     looked = {k: v for k, v in options.items() if k not in {"dateformat", "timestampformat"}}
     found = _described(cursor, _call("read_json", path, {**looked, **names, "records": "true"}))
     places = into.by_name(list(found))
-    columns = {name: _read_as(kinds[column]) for name, column in places}
-    return _select(places, _call("read_json", path, {**options, "columns": columns}))
+    columns = {name: _read_as(kinds[column], options) for name, column in places}
+    source = _call("read_json", path, {**options, "columns": columns})
+    return _select(places, source, _moments(places, columns, kinds))
 
 
 def _csv_query(into: _Into, cursor: Duck, path: str, kinds: Mapping[str, str]) -> str:
@@ -351,11 +356,12 @@ def _csv_query(into: _Into, cursor: Duck, path: str, kinds: Mapping[str, str]) -
         # Where rows differ in length, any other delimiter seems to be a better guess.
         cut = _sniffed(cursor, path, {**look, "delim": ","}, header=header)
     places = _csv_places(into, cut, header=header)
-    columns = {name: _read_as(kinds[column]) for name, column in places}
+    columns = {name: _read_as(kinds[column], options) for name, column in places}
     told: dict[str, Any] = {"auto_detect": False, "delim": cut.delim}
     told |= {} if cut.new_line is None else {"new_line": cut.new_line}
     told |= {**options, "header": cut.names_given, "columns": columns}
-    return _select(places, _call("read_csv", path, told))
+    source = _call("read_csv", path, told)
+    return _select(places, source, _moments(places, columns, kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,13 +426,34 @@ _WHOLE = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT"}
 _WHOLE |= {f"U{kind}" for kind in _WHOLE}
 
 
-def _read_as(kind: str) -> str:
+_MOMENT = "TIMESTAMP WITH TIME ZONE"
+
+
+def _read_as(kind: str, options: Mapping[str, Any]) -> str:
     """What values of a column are read as from text.
 
     SUBTLE: read as an integer, 1.7 would be 2. So they are read as what holds both. Of more
-    digits Arrow refuses some integers near 2**64.
+    digits Arrow refuses some integers near 2**64. And a format goes for times without a zone
+    alone; one that it tells is taken off.
     """
+    if kind == _MOMENT and "timestampformat" in options:
+        return "TIMESTAMP"
     return "DECIMAL(38, 9)" if kind in _WHOLE else kind
+
+
+def _moments(
+    places: Places, columns: Mapping[str, str], kinds: Mapping[str, str]
+) -> dict[str, str]:
+    """Columns that were read as times without a zone and are in UTC.
+
+    SUBTLE: a CAST would be done by DuckDB while it reads, where the format is then not used.
+    """
+    read = {column: (columns[name], kinds[column]) for name, column in places}
+    return {
+        column: "timezone('UTC', {})"
+        for column, pair in read.items()
+        if pair == ("TIMESTAMP", _MOMENT)
+    }
 
 
 _QUERIES: dict[str, Callable[[_Into, Duck, str, Mapping[str, str]], str]] = {

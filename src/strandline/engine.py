@@ -163,13 +163,15 @@ class Failures:
     """
 
     def __init__(self) -> None:
-        self._errors: list[Exception] = []
+        self._errors: list[BaseException] = []
 
     def watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches; an error on the way is kept."""
+        """The same batches; an error on the way is kept, also one that ends the thread."""
         try:
             yield from batches
-        except Exception as error:
+        except GeneratorExit:
+            raise  # nobody wants the rest
+        except BaseException as error:
             self._errors.append(error)
             raise
 
@@ -230,4 +232,7 @@ def file_errors() -> tuple[type[Exception], ...]:
 
 def refused(what: str, error: Exception) -> UsageError:
     """The user's error for one of `usage_errors`."""
-    return UsageError(f"{what}: {_message_of(error)}")
+    message = _message_of(error)
+    if "disabled by configuration" in message:
+        message += "; rows of files are for COPY table FROM 'file'"
+    return UsageError(f"{what}: {message}")

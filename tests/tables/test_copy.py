@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
 import re
 import subprocess
@@ -205,6 +206,25 @@ def test_delimiters_and_ends_of_lines_are_found(db: Database) -> None:
         Path(f"{number}.csv").write_bytes(text.encode())
     assert copied(db, "COPY t FROM '?.csv'") == 3
     assert db["t"].scan(["s"]).to_arrow()["s"].to_pylist() == ["a,b", "a;b", "a\tb"]
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_times_come_in_the_format_that_is_told(db: Database, form: str) -> None:
+    texts = {"csv": "k;at;v\n1;20.11.2026 10:00;1,5\n", "json": '{"k":1,"at":"20.11.2026 10:00"}'}
+    Path(f"eu.{form}").write_text(texts[form], encoding="utf-8")
+    more = ", DECIMAL_SEPARATOR ','" if form == "csv" else ""
+    copied(db, f"COPY t FROM 'eu.{form}' (TIMESTAMPFORMAT '%d.%m.%Y %H:%M'{more})")
+    assert db["t"].get(1)["at"].to_pylist() == [dt.datetime(2026, 11, 20, 10, tzinfo=dt.UTC)]
+    assert db["t"].get(1)["v"].to_pylist() == [1.5 if form == "csv" else None]
+    Path("zone.csv").write_text("k,at\n2,20.11.2026 10:00 +02\n", encoding="utf-8")
+    copied(db, "COPY t FROM 'zone.csv' (TIMESTAMPFORMAT '%d.%m.%Y %H:%M %z')")
+    assert db["t"].get(2)["at"].to_pylist() == [dt.datetime(2026, 11, 20, 8, tzinfo=dt.UTC)]
+
+
+def test_a_query_of_a_file_is_told_of_copy(db: Database) -> None:
+    Path("a.csv").write_text("k\n1\n", encoding="utf-8")
+    said = refusal(db, "INSERT INTO t SELECT * FROM read_csv('a.csv')")
+    assert "COPY table FROM 'file'" in said
 
 
 def test_a_quote_after_thousands_of_rows_without_is_one(db: Database) -> None:
