@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pytest
 
 from strandline import proof, writing
 from strandline.database import Database
+from strandline.engine import Failures, instance
 from strandline.env import Deadline, RealEnv
 from strandline.errors import DeadlineExceeded, TransactionConflict
 from strandline.handle import Handle, Origin
@@ -259,3 +260,17 @@ def test_a_subscription_without_a_hold_begins_with_a_snapshot_that_is_kept(
     db.compact("brief", strategy="full")
     snapshot = next(following)
     assert snapshot.rows.column("k").to_pylist() == [1, 2, 3]
+
+
+def test_what_ends_a_thread_while_sql_reads_rows_goes_for_no_mistake_in_the_text() -> None:
+    # It was told as the user's error: "reading the stream failed: Python exception".
+    def interrupted() -> Iterator[pa.RecordBatch]:
+        yield from rows((1, 1)).to_batches()
+        raise KeyboardInterrupt
+
+    failures = Failures()
+    reader = pa.RecordBatchReader.from_batches(COLUMNS, failures.watched(interrupted()))
+    with instance(ordered=True) as cursor:
+        cursor.register("events", reader)
+        with pytest.raises(KeyboardInterrupt), failures.told("the query"):
+            cursor.sql("SELECT sum(v) FROM events").fetchall()
