@@ -23,7 +23,7 @@ def test_sessions_that_expire_all_the_time_change_nothing_that_anybody_sees(
 
     monkeypatch.setattr(Machine, "_renew", counted)
     for seed in range(first, first + 10):
-        history = History(seed)
+        history = History(seed, guests=["attachers"])
         history.settings = replace(history.settings, lease_seconds=lease)
         history.play()
     assert len(renewed) == len(set(renewed)) > 5

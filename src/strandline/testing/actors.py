@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 from strandline.database import Database
 from strandline.errors import (
     AsOfTooOld,
+    ClockSkew,
     Fenced,
     LocationError,
     TransactionConflict,
@@ -44,6 +45,8 @@ class Play(Protocol):
     """What actors need of the history that they are in."""
 
     reference: Reference
+    kept: Sequence[str]
+    """The tables that are there from the beginning to the end."""
 
     @property
     def closing(self) -> bool:
@@ -119,6 +122,8 @@ class Writer:
                 # Nobody ends sessions here; but a session whose first record was truncated past
                 # while its outcome was unknown goes for one that was ended.
                 db = opened(self._play, world)
+            except ClockSkew:
+                pass  # until an operator has seen to it
             if self._random.random() < 0.02:
                 world.process.clock_offset = self._random.choice([-60, 2, 200]) * 1_000_000
             world.env.sleep(self._random.random() * 0.05)
@@ -144,7 +149,7 @@ class Writer:
             assert job.table == "ddl-a", "nobody drops the other tables"
             self._refused(job)
             return
-        except (TransactionConflict, Fenced):
+        except (TransactionConflict, Fenced, ClockSkew):
             self._refused(job)
             raise
         except LocationError as error:
@@ -351,7 +356,7 @@ class Keeper:
         while not self._play.closing:
             try:
                 db = db or self._play.open(world)
-                table = self._play.table_id(self._random.choice(["events", "items"]))
+                table = self._play.table_id(self._random.choice(self._play.kept))
                 assert table is not None
                 self._work(db, table, self._random)
             except Fenced:
@@ -384,7 +389,7 @@ class Ddl:
                 self._look(db)
             except Fenced:
                 db = None
-            except LocationError:
+            except (ClockSkew, LocationError):
                 pass
             world.env.sleep(self._random.random() * 0.1)
 
@@ -414,9 +419,10 @@ class Ddl:
         reference.begin(op, table, Put(rows))
         try:
             commit = db[name].append(arrow_of(rows), metadata={"op": op})
-        except LocationError as error:
+        except (ClockSkew, LocationError) as error:
             self._play.latest()
-            (reference.unknown if error.may_have_happened else reference.refused)(op)
+            unknown = isinstance(error, LocationError) and error.may_have_happened
+            (reference.unknown if unknown else reference.refused)(op)
             raise
         self._play.latest()
         reference.acknowledged(op, commit.micros)
@@ -440,7 +446,7 @@ class Ddl:
             self._play.fail(f"the tables at {time} are {names}, and should be {expected}")
 
     def _names(self, time: int) -> set[str]:
-        known = {"ddl-a", "ddl-b", "events", "items"}
+        known = {"ddl-a", "ddl-b", *self._play.kept}
         return {name for name in known if self._play.table_id(name, time) is not None}
 
 

@@ -4,20 +4,20 @@
 
 Writers, transactions, readers, subscribers, DDL, appliers, compactors and vacuums run against each
 other on a location in memory where any call may be lost, late, doubled or the last one of its
-process. Each answer is held against the reference model, each record against the invariants, and
-each delete against all that may still need the object. A history that fails prints
-its seed, its last steps and the command that plays it again.
+process. In some histories there are guests: workers that take a table from each other, processes
+that die between upload and commit, a clock that jumps. Each answer is held against the reference
+model, each record against the invariants, and each delete against all that may still need the
+object. A history that fails prints its seed, its last steps and the command that plays it again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -25,17 +25,22 @@ from random import Random
 
 from strandline.database import Database
 from strandline.handle import Handle, Origin
-from strandline.ids import DatabaseId, ShardId
+from strandline.ids import DatabaseId, ShardId, session_of
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
 from strandline.settings import Settings
+from strandline.state.clocks import SKEW_MICROS
 from strandline.state.commands import Split
 from strandline.state.garbage import is_part
-from strandline.state.model import TableVersion
+from strandline.state.model import Meta, TableVersion
 from strandline.state.plan import STRATEGIES, leaf_at
+from strandline.state.replay import initial
 from strandline.testing.actors import Crowd, Ddl, Keeper, Reader, Truncator, Writer
 from strandline.testing.followers import LongReader, Subscriber
+from strandline.testing.holders import HELD, Attacher, Upstream
 from strandline.testing.jobs import COLUMNS, KEYS, rows_of
+from strandline.testing.jumps import Jumper, Operator
+from strandline.testing.litter import Litterer, Sweeper, check_parts_of_open_sessions
 from strandline.testing.reference import Reference
 from strandline.testing.simulation import Simulation, World
 from strandline.testing.transactors import Transactor
@@ -58,6 +63,9 @@ _NEVER = 1 << 62
 _VACUUMS = 12
 """In which everything dead is gone: sessions that nobody ends take some of them to expire."""
 
+_SWEEPS = 24
+"""In which all that nobody needs is gone: sessions are silent, end, and are swept twice."""
+
 Person = Writer | Reader | Transactor
 
 
@@ -73,6 +81,7 @@ class History:
         readers: int = 1,
         transactors: int = 2,
         steps: int = _STEPS,
+        guests: Collection[str] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         self.seed = seed
@@ -86,6 +95,17 @@ class History:
             "retention": random.choice(["0 seconds", "1 second", "7 days"]),
             "deletion_delay": random.choice(["0 seconds", "0 seconds", "1 second", "15 minutes"]),
         }
+        self.guests = _guests(seed) if guests is None else guests
+        """Who is there besides: "attachers", "litterers", "jumper"."""
+        self.kept: Sequence[str] = ["events", "items"]
+        if "attachers" in self.guests:
+            self.kept = [*self.kept, HELD]
+        self.upstream = Upstream()
+        self.sweeper = Sweeper(self, self._random("sweeper"), turns=10)
+        if "litterers" in self.guests:
+            self._vacuums = True
+            # Longer than a request of somebody who is gone is under way.
+            self._properties["deletion_delay"] = random.choice(["1 minute", "15 minutes"])
         self.sim.watch.deletion_delay = self._deletion_delay
         self.sim.watch.on_news = self._check_shards
         self.settings = Settings(
@@ -101,6 +121,8 @@ class History:
             part_rows_target=40,
             row_group_rows=16,
         )
+        if "litterers" in self.guests:
+            self.settings = replace(self.settings, lease_seconds=5.0, grace_seconds=5.0)
         if log is not None:
             self.sim.scheduler.listener = log
         self.readers = [
@@ -115,6 +137,11 @@ class History:
         self.crowd: Crowd | None = None
         """Those who share a handle, if some do."""
         self._people(writers, jobs)
+        self.attachers: list[Attacher] = []
+        self.litterers: list[Litterer] = []
+        self.jumper = Jumper(self, self._random("jumper"), turns=8)
+        self.operator = Operator(self, self._meta, lambda: self.jumper.over)
+        self._welcome()
 
     # --- Play
 
@@ -127,7 +154,11 @@ class History:
         store = open_store(location, DATABASE, TXNS, world.env, self.settings)
         store.txns.refresh(timeout=self.settings.timeout_seconds)
         mode = "r" if read_only else "rw"
-        origin = Origin("memory://", mode, self.settings, _never, leaves_process=False)
+
+        def reopen(_: Origin) -> Store:
+            return open_store(location, DATABASE, TXNS, world.env, self.settings)
+
+        origin = Origin("memory://", mode, self.settings, reopen, leaves_process=False)
         return Database(Handle(store, origin))
 
     def table_id(self, name: str, as_of: int | None = None) -> str | None:
@@ -139,9 +170,7 @@ class History:
 
     def latest(self) -> int:
         self.sim.watch.look()
-        state = self.sim.watch.states.get(TXNS)
-        upper = None if state is None else state.meta.upper
-        return -1 if upper is None else upper - 1
+        return (self._meta().upper or 0) - 1
 
     def times(self) -> list[int]:
         return self._commits
@@ -161,7 +190,8 @@ class History:
         """Plays it to its end; the hash of its trace. Raises what went wrong."""
         world = self.sim.outside
         with self.open(world) as db:
-            for name, kind, sort in (("events", "rows", ()), ("items", "keyed", ("s",))):
+            for name in self.kept:
+                kind, sort = ("keyed", ("s",)) if name == "items" else ("rows", ())
                 db.create_table(
                     name,
                     COLUMNS,
@@ -222,6 +252,30 @@ class History:
             vacuumer = Keeper(self, random, _vacuum, pause_seconds=0.5)
             act(f"vacuumer{number}", vacuumer.live, keeper=True)
 
+    def _welcome(self) -> None:
+        """The guests, if any."""
+        act, scheduler = self.sim.act, self.sim.scheduler
+        if "attachers" in self.guests:
+            for number in range(3):
+                name = f"attacher{number}"
+                random = self._random(name)
+                guest = Attacher(self, self.upstream, scheduler, random, name=name, turns=6)
+                self.attachers.append(guest)
+                act(name, guest.live)
+        if "litterers" in self.guests:
+            for number in range(2):
+                name = f"litterer{number}"
+                random = self._random(name)
+                self.litterers.append(Litterer(self, scheduler, random, name=name, turns=6))
+                act(name, self.litterers[-1].live)
+            act("sweeper", self.sweeper.live)
+        if "jumper" in self.guests:
+            act("jumper", self.jumper.live)
+            act("operator", self.operator.live, keeper=True)
+
+    def _meta(self) -> Meta:
+        return self.sim.watch.states.get(TXNS, initial()).meta
+
     def _cuts(self) -> dict[str, int]:
         """Where each log may be cut."""
         cuts = {}
@@ -235,7 +289,22 @@ class History:
 
     def _on_record(self, seen: Seen) -> None:
         if seen.shard == TXNS:
+            check_parts_of_open_sessions(seen)
+            self.upstream.on_record(seen)
             self._on_commit(seen)
+        elif seen.after.meta.since != seen.before.meta.since:
+            self._check_since(seen)
+
+    def _check_since(self, seen: Seen) -> None:
+        """History goes by a time that has come: not by that of a clock which jumped."""
+        since = seen.after.meta.since
+        retention = duration_micros(self._properties["retention"])
+        kept = self.sim.scheduler.now + SKEW_MICROS - retention
+        if since is None:  # it was dropped, and is over
+            state = self.sim.watch.states[TXNS]
+            since = max(v.valid_until or 0 for _, v in state.tables.prefix((seen.shard,)))
+        if since > max(kept, seen.before.meta.since or 0):
+            raise Broken(f"{seen.shard} gives up what was before {since}; kept is from {kept} on")
 
     def _check_shards(self) -> None:
         """No table is ahead of the commits, and nothing was tidied that is not applied."""
@@ -260,8 +329,7 @@ class History:
                 keys = len(version.row_keys) + len(version.sort_keys)
                 assert version.kind != "aggregate"
                 self.reference.create(version.table, version.kind, keys)
-        note = json.loads(seen.record.note) if seen.record.note else {}
-        for said in note.get("commits", ()):
+        for said in seen.commits:
             self._commits.append(said["time"])
             op = said.get("metadata", {}).get("op")
             if op is not None:
@@ -280,11 +348,33 @@ class History:
             for version in self._versions():
                 _apply(db, version.table, self._random("end"))
             self._check_all(db, 2)
+            if "attachers" in self.guests:
+                self._check_copied(db)
             for subscriber in self.subscribers:
                 subscriber.finish(db)
             if self._vacuums:
                 self._vacuum_all(db)
+                if "litterers" in self.guests:
+                    self._sweep_all(db)
                 self._check_all(db, 2)
+
+    def _check_copied(self, db: Database) -> None:
+        """All of the log upstream is there, once."""
+        there = sorted(row[2] for row in rows_of(db[HELD].scan().to_arrow()) if row[1] == 0)
+        if there != list(range(1, self.upstream.position + 1)):
+            raise Broken(f"copied through {self.upstream.position}, and there is {there}")
+
+    def _sweep_all(self, db: Database) -> None:
+        """What nobody needs goes in the end: what was never committed, and what arrived late."""
+        for _ in range(_SWEEPS):
+            self.sim.scheduler.now += 3_600_000_000
+            db.vacuum()
+            self.sim.watch.look()
+            forced = self.sweeper.forced
+            garbage = [k for k in self.sim.watch.unneeded() if session_of(k) not in forced]
+            if not garbage:
+                return
+        raise Broken(f"{_SWEEPS} vacuums, one an hour, leave {garbage}")
 
     def _vacuum_all(self, db: Database) -> None:
         """What is dead goes in the end, with the sessions that hold it back and are dead, too."""
@@ -357,8 +447,11 @@ def _vacuum(db: Database, table: str, random: Random) -> None:
     db.vacuum(version.name, timeout=25)
 
 
-def _never(_: Origin) -> Store:
-    raise AssertionError("a simulated process is not forked")
+def _guests(seed: int) -> list[str]:
+    """Who comes: in most histories nobody does."""
+    random = Random(f"guests of {seed}")
+    chances = {"attachers": 0.25, "litterers": 0.2, "jumper": 0.15}
+    return [guest for guest, chance in chances.items() if random.random() < chance]
 
 
 def _holds(version: TableVersion, as_of: int | None) -> bool:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, get_args
 
 from strandline.database import Database
-from strandline.errors import AsOfTooOld, Fenced, LocationError, TransactionConflict
+from strandline.errors import AsOfTooOld, ClockSkew, Fenced, LocationError, TransactionConflict
 from strandline.testing.actors import Play, close, opened
 from strandline.testing.jobs import KEYS, arrow_of, rows_of
 from strandline.testing.reference import Computed, Delete, Operation, Put, Row, Update
@@ -65,6 +65,8 @@ class Transactor:
                 self._do(db, self._deal)
             except Fenced:
                 db = opened(self._play, world)
+            except ClockSkew:
+                pass  # until an operator has seen to it
             world.env.sleep(self._random.random() * 0.05)
         return db
 
@@ -101,7 +103,7 @@ class Transactor:
             if not self._is_too_old(begun[-1].read_time):
                 play.fail(f"{deal.name} reads at {begun[-1].read_time}, which is kept")
             self._refused(deal)
-        except (TransactionConflict, Fenced):
+        except (TransactionConflict, Fenced, ClockSkew):
             self._refused(deal)
             raise
         except LocationError as error:

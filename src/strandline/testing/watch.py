@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -23,7 +24,10 @@ from strandline.state.model import Dead, Entry, Reference, Rollup, Session
 from strandline.state.pages import Page, PagesNeeded
 from strandline.state.replay import State, initial
 
-__all__ = ["Broken", "Guarded", "GuardedLogs", "Seen", "Watch"]
+__all__ = ["LATEST_MICROS", "Broken", "Guarded", "GuardedLogs", "Seen", "Watch"]
+
+LATEST_MICROS = 10_000_000
+"""How long a request may be under way after its caller was told that it may have happened."""
 
 
 class Broken(AssertionError):
@@ -48,6 +52,16 @@ class Seen:
     record: LogRecord
     before: State
     after: State
+
+    @property
+    def commits(self) -> list[dict[str, Any]]:
+        """What the record says of its commits: the time and the metadata of each."""
+        try:
+            said = json.loads(self.record.note)
+        except ValueError:
+            return []  # a word for people, or nothing
+        found: list[dict[str, Any]] = said.get("commits", []) if isinstance(said, dict) else []
+        return found
 
 
 class Watch:
@@ -77,8 +91,12 @@ class Watch:
         """Objects that were deleted, probes aside."""
         self._deaths: dict[str, _Death] = {}
         self._deleted: set[str] = set()
+        self._sessions: set[str] = set()
+        """All that there ever were."""
         self._ended: set[str] = set()
         """Sessions that were seen to end."""
+        self._acknowledged: set[str] = set()
+        """Those of which it was said that their owners write no objects any more."""
         self._pages: dict[str, frozenset[str]] = {}
         """The pages of each rollup, by key."""
         self._broken: list[str] = []
@@ -119,6 +137,20 @@ class Watch:
 
     def _needed(self, key: str) -> str:
         """What for; empty if it is not."""
+        named = self._named(key)
+        if named:
+            return named
+        death = self._deaths.get(key)
+        if death is not None:
+            return self._too_early(key, death)
+        if session_of(key) not in self._ended:
+            return "no record says that it is dead, and its session was not ended"
+        if session_of(key) not in self._acknowledged:
+            return "no record says that it is dead, and its session may still write"
+        return ""
+
+    def _named(self, key: str) -> str:
+        """What names it; empty if nothing does."""
         for shard, state in self.states.items():
             if state.parts.get((key,)) is not None:
                 return f"references of {shard} name it"
@@ -133,11 +165,6 @@ class Watch:
                 unapplied = upper is not None and entry.time >= upper
                 if unapplied and any(part.key == key for part in entry.batch.parts):
                     return f"the commit at {entry.time} to {entry.table} is not applied"
-        death = self._deaths.get(key)
-        if death is not None:
-            return self._too_early(key, death)
-        if session_of(key) not in self._ended:
-            return "no record says that it is dead, and its session was not ended"
         return ""
 
     def _too_early(self, key: str, death: _Death) -> str:
@@ -156,9 +183,35 @@ class Watch:
             return f"{said}, and receipts reach {copied}"
         return ""
 
+    def unneeded(self) -> list[str]:
+        """Objects that are there, of sessions that are over, and that nothing names.
+
+        Of a session that never wrote a record there is nothing but a probe, if its process died.
+        """
+        states = self.states.values()
+        kept = {key[1] for state in states for key, _ in state.dead.range()}
+        at_work = {
+            name for state in states for (name,), each in state.sessions.range() if is_open(each)
+        }
+        over = self._sessions - at_work
+        return sorted(
+            key
+            for key in self._store.objects
+            if key not in kept and session_of(key) in over and not self._named(key)
+        )
+
     def left_behind(self) -> list[str]:
-        """Objects that are dead, or were, and are still there."""
-        return sorted(key for key in self._deaths if key in self._store.objects)
+        """Objects that are dead, or were, and are still there.
+
+        A put may have been under way for so long that it came after the delete. That is for the
+        deletion delay to be longer than; where it is none, nobody can tell.
+        """
+        there = [key for key in self._deaths if key in self._store.objects]
+        return sorted(key for key in there if not self._came_back(key))
+
+    def _came_back(self, key: str) -> bool:
+        delay = self.deletion_delay(self._deaths[key].shard)
+        return key in self._deleted and delay < LATEST_MICROS
 
     def _remember(self, shard: str, record: LogRecord, before: State) -> None:
         now = self._env.now_micros()
@@ -172,9 +225,12 @@ class Watch:
                 )
             elif diff.collection == "sessions":
                 (session,) = diff.key
+                self._sessions.add(session)
                 after = diff.after if isinstance(diff.after, Session) else None
                 if not is_open(after) and is_open(before.sessions.get(diff.key)):
                     self._ended.add(session)
+                if after is None or after.acknowledged is not None:
+                    self._acknowledged.add(session)
 
     def _pages_of(self, rollup: Rollup) -> frozenset[str]:
         found = self._pages.get(rollup.key)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log10
 
 from strandline.location import Consensus, Location, Record
 from strandline.testing.faults import (
@@ -33,6 +34,7 @@ from strandline.testing.faults import (
     FaultyConsensus,
 )
 from strandline.testing.scheduler import Killed, Process, Scheduler
+from strandline.testing.watch import LATEST_MICROS
 
 __all__ = ["Weather", "stormy"]
 
@@ -118,7 +120,7 @@ class _Storm:
         if name == _SLOW:
             return Fault(delay_seconds=10 ** scheduler.random.uniform(-2, 1.3))
         if name == "late":
-            delay = int(10 ** scheduler.random.uniform(2, 7))
+            delay = int(10 ** scheduler.random.uniform(2, log10(LATEST_MICROS)))
             label = f"the network: {shown(call)} of {self._process.name} arrives"
             scheduler.later(delay, label, lambda: self._land(call.number))
         return possible[name]
