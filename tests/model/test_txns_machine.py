@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from strandline.env import RealEnv
-from strandline.errors import AsOfTooOld, LocationError, UnknownTable, UpperMismatch, UsageError
+from strandline.errors import (
+    AsOfTooOld,
+    LocationError,
+    StrandlineError,
+    UnknownTable,
+    UpperMismatch,
+    UsageError,
+)
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
@@ -44,7 +51,10 @@ Words = dict[str, int]
 writes = st.dictionaries(
     st.sampled_from("abcdef"), st.sampled_from([-1, 1, 2]), min_size=1, max_size=4
 )
-transactions = st.dictionaries(st.sampled_from(SHARDS), writes, max_size=2)
+transactions = st.one_of(
+    st.dictionaries(st.sampled_from(SHARDS), writes, min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from(SHARDS), writes, max_size=2),
+)
 handles = st.integers(0, 2)
 shards = st.sampled_from(SHARDS)
 skips = st.integers(0, 2)
@@ -113,6 +123,16 @@ weathers = st.one_of(
 )
 
 
+blows = st.one_of(
+    st.none(),
+    st.tuples(
+        st.integers(0, 1),
+        st.sampled_from(["answer lost", "request lost", "dies before", "dies after"]),
+    ),
+)
+"""For what is one record."""
+
+
 class Transactions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -123,11 +143,13 @@ class Transactions(RuleBasedStateMachine):
         self.since = 0
         self.handles: list[TxnsHandle] = []
         self.pairs: dict[str, tuple[WriteHandle, ReadHandle]] = {}
+        self.sent: list[tuple[bytes, int]] = []
+        """Transactions that were sent, and committed at that time."""
         self.waiting: list[tuple[Txn, dict[str, Words], bool]] = []
         """Transactions that were refused, what is in them, whether they may be committed."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(registered=st.sampled_from([SHARDS, SHARDS[:2], []]))
+    def begin(self, registered: list[str]) -> None:
         store = MemoryStore()
         blob, consensus = MemoryBlob(store, self.env), MemoryConsensus(store)
         self.location = Location(blob, consensus, "memory://", "memory://")
@@ -137,6 +159,8 @@ class Transactions(RuleBasedStateMachine):
             self.pairs[shard] = open_shard(self.location, shard, schema=WORDS, settings=SMALL)
         self.handles = [self.opened() for _ in range(3)]
         self.judge = TxnsHandle.open(self.location, TXNS, settings=SMALL)
+        for shard in registered:
+            self.register(0, shard, 0, None)
 
     def opened(self) -> TxnsHandle:
         return TxnsHandle.open(self.stormy, TXNS, settings=SMALL)
@@ -205,19 +229,13 @@ class Transactions(RuleBasedStateMachine):
             self.judge.forget(shard, self.upper)
             self.passed(self.upper)
 
-    @rule(shard=shards, skip=skips)
-    def register_too_early(self, shard: str, skip: int) -> None:
-        time = max(0, self.upper - 1 - skip)
-        with pytest.raises(UpperMismatch) as refused:
-            self.handles[0].register(shard, time)
-        model = self.models[shard]
-        least = self.upper if model.is_registered else max(self.upper, model.upper)
-        assert refused.value.upper in (self.upper, least)
-
     # --- commits
 
     def written(self, txns: TxnsHandle, data: dict[str, Words]) -> Txn | None:
         txn = txns.begin()
+        known = [shard for shard in data if self.models[shard].is_registered]
+        for shard in set(data) - set(known) if known else ():
+            del data[shard]  # the rest is a transaction, too
         for shard, found in data.items():
             rows = {"word": list(found), "__diff": list(found.values())}
             if not self.models[shard].is_registered:
@@ -235,16 +253,21 @@ class Transactions(RuleBasedStateMachine):
             self.models[shard].updates.append((time, found))
             self.models[shard].commits.append(time)
 
-    @rule(which=handles, data=transactions, skip=skips, weather=weathers, sent=st.booleans())
+    @rule(which=handles, data=transactions, skip=skips, weather=blows, sent=st.booleans())
     def commit(
         self, which: int, data: dict[str, Words], skip: int, weather: Any, *, sent: bool
     ) -> None:
         txn = self.written(self.handles[which], data)
         if txn is None:
             return
+        bytes_of = b""
         if sent:
-            txn = Txn.from_bytes(txn.to_bytes())
+            bytes_of = txn.to_bytes()
+            txn = Txn.from_bytes(bytes_of)
+        before = self.upper
         self.try_commit(which, txn, data, skip, weather)
+        if sent and data and self.upper > before:
+            self.sent.append((bytes_of, self.upper - 1))
 
     def try_commit(
         self, which: int, txn: Txn, data: dict[str, Words], skip: int, weather: Any
@@ -263,13 +286,21 @@ class Transactions(RuleBasedStateMachine):
         if data and isinstance(found, LocationError):
             self.waiting.append((txn, data, True))
 
-    @rule(which=handles, data=transactions, skip=skips)
-    def commit_at_a_time_that_is_taken(self, which: int, data: dict[str, Words], skip: int) -> None:
+    @rule(which=handles, shard=shards, data=transactions, skip=skips)
+    def times_that_are_taken(
+        self, which: int, shard: str, data: dict[str, Words], skip: int
+    ) -> None:
+        time = max(0, self.upper - 1 - skip)
+        with pytest.raises(UpperMismatch) as refused:
+            self.handles[which].register(shard, time)
+        model = self.models[shard]
+        least = self.upper if model.is_registered else max(self.upper, model.upper)
+        assert refused.value.upper in (self.upper, least)
         txn = self.written(self.handles[which], data)
         if txn is None:
             return
         with pytest.raises(UpperMismatch) as refused:
-            txn.commit_at(self.handles[which], max(0, self.upper - 1 - skip))
+            txn.commit_at(self.handles[which], time)
         assert refused.value.upper == self.upper
         self.waiting.append((txn, data, False))
 
@@ -281,12 +312,10 @@ class Transactions(RuleBasedStateMachine):
         txn, writes, unknown = self.waiting.pop(number)
         if unknown and self.judge.since > 0:
             # It may be too old by now to be known; then it is refused, and nothing happens.
-            try:
-                done = txn.commit_at(self.judge, self.upper)
-            except UsageError:
-                return
-            assert not done.repeated
-            self.happened(done.time, writes)
+            done = guarded(lambda: txn.commit_at(self.judge, self.upper), UsageError)
+            if not isinstance(done, UsageError):
+                assert not done.repeated
+                self.happened(done.time, writes)
             return
         if not all(self.models[shard].is_registered for shard in writes):
             with pytest.raises(UnknownTable, match="not registered"):
@@ -299,17 +328,44 @@ class Transactions(RuleBasedStateMachine):
         """Transactions of several handles, committed as one."""
         whole = self.handles[which].begin()
         total: list[dict[str, Words]] = []
+        sent: list[bytes] = []
         for number, each in enumerate(data):
             txn = self.written(self.handles[number], each)
             if txn is None:
                 continue
             total.append(each)
-            whole.merge(txn if number == which else Txn.from_bytes(txn.to_bytes()))
+            if number == which:
+                whole.merge(txn)
+                continue
+            bytes_of = txn.to_bytes()
+            whole.merge(Txn.from_bytes(bytes_of))
+            if each:
+                sent.append(bytes_of)
         time = self.new_time(skip)
+        self.sent += [(bytes_of, time) for bytes_of in sent]
         whole.commit_at(self.handles[which], time)
         self.passed(time)
         for each in total:
             self.happened(time, each)
+
+    @precondition(lambda self: self.sent)
+    @rule(which=handles, data=st.data(), within=st.booleans())
+    def commit_once_more(self, which: int, data: Any, *, within: bool) -> None:
+        """What another process committed, by itself or within another: it stays as it was."""
+        number = data.draw(st.integers(0, len(self.sent) - 1))
+        bytes_of, time = self.sent[number]
+        txns, txn = self.handles[which], Txn.from_bytes(bytes_of)
+        if within:
+            whole = txns.begin()
+            whole.merge(txn)
+            with pytest.raises(UsageError, match=r"already|not known any more|not registered"):
+                whole.commit_at(txns, self.upper)
+            return
+        again = guarded(lambda: txn.commit_at(txns, self.upper), UsageError)
+        if not isinstance(again, UsageError):
+            assert (again.time, again.repeated) == (time, True)
+            return
+        assert time < self.since, again
 
     # --- applying, and upkeep
 
@@ -332,13 +388,10 @@ class Transactions(RuleBasedStateMachine):
         assert found == since or isinstance(found, LocationError | Crash)
         self.since = since
 
-    @rule(shard=shards)
-    def compact_a_shard(self, shard: str) -> None:
-        compact(self.location, shard, strategy="full", settings=SMALL)
-
     @rule(shard=shards, back=st.integers(1, 5))
-    def give_up_history(self, shard: str, back: int) -> None:
+    def compact_a_shard(self, shard: str, back: int) -> None:
         self.pairs[shard][1].downgrade_since(max(0, self.upper - back))
+        compact(self.location, shard, strategy="full", settings=SMALL)
 
     # --- the shards themselves
 
@@ -361,16 +414,13 @@ class Transactions(RuleBasedStateMachine):
         model.updates.append((time, words))
         model.upper = time + 1
 
-    @rule(which=handles)
-    def drop_a_handle(self, which: int) -> None:
-        """Without a word; another process takes its place."""
+    @rule(which=handles, clean=st.booleans())
+    def a_handle_ends(self, which: int, *, clean: bool) -> None:
+        """Or is dropped without a word. Another process takes its place."""
+        if clean:
+            self.handles[which].close()
+            self.waiting = [each for each in self.waiting if not stored(each[0])]
         self.handles[which] = self.opened()
-
-    @rule(which=handles)
-    def close_a_handle(self, which: int) -> None:
-        self.handles[which].close()
-        self.handles[which] = self.opened()
-        self.waiting = [each for each in self.waiting if not stored(each[0])]
 
     # --- what has to hold
 
@@ -441,10 +491,11 @@ class Transactions(RuleBasedStateMachine):
             read.close()
 
 
-def guarded(act: Any) -> Any:
+def guarded(act: Any, kind: type[StrandlineError] = LocationError) -> Any:
+    """What it returns, or the error of that kind that it raises."""
     try:
         return act()
-    except LocationError as error:
+    except kind as error:
         return error
 
 
@@ -459,7 +510,7 @@ def stored(txn: Txn) -> bool:
 
 TestTransactions = Transactions.TestCase
 TestTransactions.settings = settings(
-    max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 
 
