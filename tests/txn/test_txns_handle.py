@@ -29,13 +29,13 @@ from strandline.errors import (
 )
 from strandline.location import Location
 from strandline.settings import Settings
-from strandline.shard import compact, new_shard_id, open_shard, vacuum_shard
+from strandline.shard import compact, new_shard_id, open_shard, read_split, vacuum_shard
 from strandline.state.commands import Acknowledge, Expire, Join, Leave, Withdraw
 from strandline.state.invariants import broken
 from strandline.testing.faults import Call, Fault
-from strandline.txn import Txn, TxnsHandle
+from strandline.txn import Committed, Txn, TxnsHandle
 from strandline.txn.sweep import sweep
-from tests.shard.helpers import QUIET, WORDS, Meddling, planned, updates
+from tests.shard.helpers import QUIET, WORDS, Meddling, listed, planned, updates
 from tests.tables.helpers import apply
 from tests.txn.helpers import (
     PARTS,
@@ -986,3 +986,90 @@ def test_a_location_that_is_only_read_is_not_written_to(
                 refused()
     with pytest.raises(UsageError, match="open the location"):
         TxnsHandle.open(reading, new_shard_id())
+
+
+def commit_when_free(txn: Txn, txns: TxnsHandle) -> Committed:
+    time = txns.upper
+    while True:
+        try:
+            return txn.commit_at(txns, time)
+        except UpperMismatch as taken:
+            time = taken.upper or 0
+
+
+def test_rivals_at_the_same_times_all_get_through_and_shards_agree_at_every_time(
+    location: Location, registered: TxnsHandle
+) -> None:
+    """CASES T7, without a database."""
+    rivals = [handle(location) for _ in range(4)]
+
+    def work(number: int) -> None:
+        txns = rivals[number % len(rivals)]
+        for step in range(3):
+            txn = txns.begin()
+            for shard in (D0, D1):
+                txn.write(shard, {"word": [f"{number}-{step}"]})
+            done = commit_when_free(txn, txns)
+            if number % 3 == 0:
+                done.apply(txns)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    upper = registered.fetch_upper()
+    assert upper == 3 + 8 * 3
+    for time in range(2, upper, 4):
+        found = words(registered, D0, time)
+        assert found == words(registered, D1, time)
+        assert set(found.values()) <= {1}
+        assert len(found) == time - 2
+    for rival in rivals:
+        rival.close()
+
+
+def test_a_shards_own_handles_read_what_is_applied_at_its_times(
+    location: Location, registered: TxnsHandle
+) -> None:
+    for time in (3, 5, 6):
+        commit(registered, time, **{D0: {"a": 1, f"w{time}": 2}})
+    registered.apply_le(5)
+    _, read = open_shard(location, D0, settings=QUIET)
+    with read:
+        assert read.fetch_upper() == 6
+        found: Words = {}
+        for split in read.snapshot(4, 2):
+            found |= counted(read_split(location, split, settings=QUIET))
+        assert found == {"a": 1, "w3": 2}
+        told = read.listen(-1, until=6)
+        assert sorted(each for event in told for each in listed(event.updates)) == [
+            ("a", 3, 1),
+            ("a", 5, 1),
+            ("w3", 3, 2),
+            ("w5", 5, 2),
+        ]
+        assert read.downgrade_since(6) == 6
+        machine = registered._store.data(D0)
+        assert machine.refresh(timeout=5).meta.since == 5, "below upper"
+        registered.apply_le(6)
+        assert machine.refresh(timeout=5).meta.since == 6, "as far as its readers let it"
+        assert list(read.listen(6, until=7)) == []
+
+
+def test_a_handle_opens_a_txns_shard_whose_log_was_shortened(
+    location: Location, registered: TxnsHandle
+) -> None:
+    with handle(location, replace(QUIET, rollup_every_records=4)) as busy:
+        for time in range(3, 40):
+            commit(busy, time, **{D0: {"a": 1}})
+    registered.apply_le(30)
+    registered.compact_to(20)
+    for _ in range(3):
+        vacuum_shard(location, TXNS, delay_seconds=0, settings=QUIET)
+        vacuum_shard(location, D0, delay_seconds=0, settings=QUIET)
+    assert location.consensus.scan(TXNS, 0, 1, timeout=5)[0].seqno > 1
+    with handle(location) as fresh:
+        assert (fresh.upper, fresh.since) == (40, 20)
+        assert words(fresh, D0, 39) == {"a": 37}
+        assert fresh.registered(20) == (D0, D1)
+        assert fresh.latest_write(D0, 20) == 20
+        fresh.apply_le(39)
+        assert words(fresh, D0, 39) == words(registered, D0, 39) == {"a": 37}
