@@ -183,7 +183,9 @@ class TxnsHandle:
     def compact_to(self, time: int, *, timeout: float | None = None) -> int:
         """Gives up what only questions about times before that one need; returns since then.
 
-        Since stays at the first commit that is not applied, and below upper: apply first. What is
+        Since stays at the first commit that is not applied, and below upper: apply first.
+        Transactions that were sent to other processes, or tried without an answer, before the new
+        since are refused from then on: whether they were committed is not known any more. What is
         applied is tidied along the way. Sessions of processes that were silent for long are ended.
         Data shards are not compacted: see `strandline.shard.compact`.
         """
