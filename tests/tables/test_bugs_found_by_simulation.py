@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import strandline.txn.apply
 from strandline import proof, writing
 from strandline.database import Database
 from strandline.engine import Failures, instance
@@ -18,11 +19,12 @@ from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
-from strandline.state.commands import Read
+from strandline.state.commands import Finish, Read
 from strandline.state.model import EVERYTHING
 from strandline.table import Table
 from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob, FaultyConsensus
 from strandline.txn import changes, view
+from strandline.txn.apply import apply_table
 from strandline.txn.background import open_store
 from tests.tables.helpers import apply
 
@@ -274,3 +276,25 @@ def test_what_ends_a_thread_while_sql_reads_rows_goes_for_no_mistake_in_the_text
         cursor.register("events", reader)
         with pytest.raises(KeyboardInterrupt), failures.told("the query"):
             cursor.sql("SELECT sum(v) FROM events").fetchall()
+
+
+def test_a_table_may_be_finished_by_another_vacuum_while_this_one_applies_its_last_commits(
+    db: Database, events: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # "the shard's upper is None: another was first".
+    events.append(rows((1, 1)))
+    db.drop_table("events")
+    bite = strandline.txn.apply._bite
+    others = [1]
+
+    def late(*arguments: Any) -> Any:
+        found = bite(*arguments)
+        if others.pop() if others else False:
+            apply_table(db._handle.store, events.id, timeout=60)
+            db._handle.store.data(events.id).submit(Finish(), timeout=60)
+        return found
+
+    monkeypatch.setattr(strandline.txn.apply, "_bite", late)
+    assert apply_table(db._handle.store, events.id, timeout=60).commits == 0
+    assert not others
+    db.vacuum()

@@ -70,6 +70,8 @@ def apply_table(
             fenced = True
             upper = data.refresh(timeout=deadline.remaining()).meta.upper
             continue
+        if done is None:
+            break
         upper = done.upper
         leaves |= set(done.leaves)
         moved += len({entry.time for entry in bite})
@@ -88,7 +90,8 @@ def _bite(entries: tuple[Entry, ...], commits: int) -> list[Entry]:
 
 def _apply_bite(
     store: Store, version: TableVersion, bite: list[Entry], upper: int, deadline: Deadline
-) -> ApplyResult:
+) -> ApplyResult | None:
+    """What it did; None if the shard was finished meanwhile."""
     parts = [(entry.time, part) for entry in bite for part in entry.batch.parts]
     inline = [entry for entry in bite if entry.batch.inline]
     if inline:
@@ -100,10 +103,9 @@ def _apply_bite(
         result: ApplyResult = machine.submit(command, timeout=deadline.remaining())
     except UpperMismatch as error:
         # Somebody else applied these or some of them. What was written here is referenced by
-        # nobody; the sweep of this session's prefix finds it.
-        if error.upper is None:
-            raise
-        return ApplyResult(error.upper)
+        # nobody; the sweep of this session's prefix finds it. Who finished the shard of a dropped
+        # table had applied all of them.
+        return None if error.upper is None else ApplyResult(error.upper)
     store.txns.to_be_tidied((e.table, e.time, e.ordinal) for e in bite)
     return result
 
