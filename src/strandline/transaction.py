@@ -99,7 +99,7 @@ class Transaction:
         self._metadata = dict(metadata or {})
         self._timeout = timeout
         self._positions = positions
-        self._staging = Staging(store, Deadline(store.env, STAGING_SECONDS))
+        self._staging = Staging(store, Deadline(store.env, STAGING_SECONDS), self._token)
         deadline = handle.deadline(timeout)
         txns = store.txns
         known = txns.machine.state

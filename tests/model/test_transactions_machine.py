@@ -171,7 +171,7 @@ class Transactions(Observed):
             if self.since(table) > asked.read_time:
                 excused.add("as-of-too-old")
             mine, now = asked.epochs.get(table, 0), self.model.holders.get(table, 0)
-            if mine != now:
+            if mine != now and asked.token not in self.model.tokens:
                 excused.add("fenced" if mine else "held")
             if table not in self.model.names and table not in opened.made:
                 excused.add("unknown-table")

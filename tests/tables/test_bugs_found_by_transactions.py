@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
@@ -46,3 +48,24 @@ def test_a_table_that_the_transaction_dropped_is_unknown_in_it(db: sl.Database) 
         with pytest.raises(sl.UnknownTable, match="dropped the table 't'"):
             table.delete(keys=[(1, 0)])
     assert db.tables() == []
+
+
+def test_a_commit_is_told_of_by_its_token_also_when_another_holds_the_table_by_now(
+    open_database: Callable[..., sl.Database],
+) -> None:
+    """A loader that begins anew after its answer was lost stages parts, and was told Held."""
+    db = open_database(settings=sl.Settings(background=False, inline_bytes_max=0))
+    made(db, "t")
+
+    def load(number: int) -> sl.Transaction:
+        with db.transaction(token=("loader", number)) as tx:
+            tx["t"].upsert({"k": [1], "s": [1], "v": [1]})
+            tx["t"].upsert({"k": [1], "s": [1], "v": [2]})
+        return tx
+
+    first = load(1).committed
+    with db["t"].attach("worker"):
+        assert load(1).committed == first
+        with pytest.raises(sl.Held, match="worker 'worker'"):
+            load(2)
+    assert db["t"].scan().to_arrow()["v"].to_pylist() == [2]

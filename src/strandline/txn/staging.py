@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 
 from strandline.env import Deadline
+from strandline.errors import Fenced, Held
 from strandline.ids import SessionId
 from strandline.parts.footer import Identity
 from strandline.state.model import TableVersion
@@ -18,9 +19,12 @@ class Staging:
     and no longer than the write may take.
     """
 
-    def __init__(self, store: Store, deadline: Deadline) -> None:
+    def __init__(
+        self, store: Store, deadline: Deadline, token: tuple[str, int] | None = None
+    ) -> None:
         self._store = store
         self._deadline = deadline
+        self._token = token
         self._session: SessionId | None = None
         self._tables: set[str] = set()
         """Those that the write may write to, as far as their holders go."""
@@ -47,10 +51,23 @@ class Staging:
     def new_key(self, table: str) -> str:
         """A key for a part of the table. Held, Fenced: nobody shall write much for nothing."""
         if table not in self._tables:
-            timeout = self._deadline.remaining()
-            self._store.txns.check_holder(table, timeout=timeout)
+            try:
+                self._store.txns.check_holder(table, timeout=self._deadline.remaining())
+            except (Held, Fenced):
+                # What was committed stays committed, whoever holds the table by now: the commit
+                # says so, and what is staged for it again is swept.
+                if not self._is_committed():
+                    raise
             self._tables.add(table)
         return self._store.new_part_key(table, self.session())
+
+    def _is_committed(self) -> bool:
+        """Whether the write's token is known, by the newest state that was seen."""
+        if self._token is None:
+            return False
+        scope, number = self._token
+        window = self._store.txns.machine.run(lambda s: s.tokens.get((scope,)))
+        return window is not None and number in dict(window.results)
 
     def identity(self, version: TableVersion, token: str = "") -> Identity:
         """What goes into the footers of the table's parts."""
