@@ -104,16 +104,26 @@ ddl = st.one_of(
 )
 
 
+def _pass_and_vacuum(who: Process) -> None:
+    """Retention goes by the times of commits."""
+    who.store.txns.commit(operation="advance", timeout=5)
+    who.db.vacuum(timeout=20)
+
+
 class Transactions(Observed):
     """What processes do."""
 
-    @initialize(kinds=st.sampled_from([("rows", "keyed"), ("keyed", "rows"), ("keyed", "keyed")]))
-    def begin(self, kinds: tuple[str, str]) -> None:
+    @initialize(
+        kinds=st.sampled_from([("rows", "keyed"), ("keyed", "rows"), ("keyed", "keyed")]),
+        retention=st.sampled_from(["1 hour", "5 minutes"]),
+        follower=st.sampled_from(["first", None]),
+    )
+    def begin(self, kinds: tuple[str, str], retention: str, follower: str | None) -> None:
         for name, kind in zip("ab", kinds, strict=True):
-            self.create(0, name, kind, "7 days", split=kind == "keyed")
+            self.create(0, name, kind, retention, split=kind == "keyed")
         tables = dict(self.model.names)
         # Those who follow all of it from the beginning, whatever becomes of their processes.
-        self.subscribers = [Subscriber(tables, name, 1) for name in ("first", None)]
+        self.subscribers = [Subscriber(tables, name, 1) for name in (follower, None)]
         for number in range(2):
             self.take_changes(number, 1, 1)
 
@@ -752,6 +762,28 @@ class Transactions(Observed):
             process,
             lambda who: who.db.prune(self.model.names[table], before=sl.Micros(time), timeout=20),
         )
+
+    @precondition(lambda self: len(self.model.names) > 1)
+    @rule(process=processes, number=numbers, back=st.booleans())
+    def drop_and_forget(self, process: int, number: int, back: bool) -> None:
+        """A table goes, and after its retention all that is left of it, unless it is held."""
+        table, who = self.pick(number), self.at(process)
+        assert table is not None
+        name, kind = self.model.names[table], self.model.tables[table].kind
+        opened = self.begun(who, "serializable", None, None)
+        if opened is None or table not in opened.names:
+            return
+        which = sorted(opened.names).index(table)
+        if not self.change(who, opened, ("drop", which)):
+            return
+        self.commit(who, opened)
+        if table in self.model.names:
+            return
+        if back and name not in self.model.names.values():
+            self.create(process, name, kind, "1 hour", split=True)
+        for minutes in (61, 16, 16):
+            self.world.pass_by(minutes * 60)
+            self._upkeep(process, _pass_and_vacuum)
 
     # --- sessions, and time
 

@@ -57,7 +57,7 @@ DATABASE, TXNS = DatabaseId("d" + "0" * 16), ShardId("s" + "0" * 16)
 COLUMNS = pa.schema([pa.field(name, pa.int64(), nullable=name == "v") for name in ("k", "s", "v")])
 MINUTE = 60_000_000
 DELAY = 2 * MINUTE
-RETENTIONS = {"7 days": 7 * 1440 * MINUTE, "5 minutes": 5 * MINUTE, "0 seconds": 0}
+RETENTIONS = {"1 hour": 60 * MINUTE, "5 minutes": 5 * MINUTE, "0 seconds": 0}
 PROCESSES = 3
 SMALL = sl.Settings(
     background=False,
