@@ -148,13 +148,13 @@ class LoneStore(Store):
 
         return sum(self.env.parallel(moved, shards))
 
-    def tidy(self, deadline: Deadline) -> int:
-        """Retracts every entry that is applied, whoever applied it; how many."""
+    def tidy(self, deadline: Deadline, shards: Sequence[str] | None = None) -> int:
+        """Retracts every entry (of these shards) that is applied, whoever applied it; how many."""
         # SUBTLE ◆: the txns shard first, then each data shard. An entry below the upper of its
         # shard is applied: while the shard is registered only applies move that, whole times at
         # once, and before it was registered it was not beyond the time of that.
         state = self.txns.refresh(timeout=deadline.remaining())
-        for shard in self.unapplied(state):
+        for shard in self.unapplied(state) if shards is None else shards:
             upper = self.data(shard).refresh(timeout=deadline.remaining()).meta.upper
             self.txns.to_be_tidied(self._applied(state, shard, upper))
         return self.txns.tidy(timeout=deadline.remaining())

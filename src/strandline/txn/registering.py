@@ -91,7 +91,7 @@ def _forget(store: LoneStore, shard_id: str, time: int, deadline: Deadline) -> N
         store.commit(time, "forget", deadline)
         return
     store.apply([shard_id], None, deadline)
-    store.tidy(deadline)
+    store.tidy(deadline, [shard_id])
     change = TableChange(newest, newest.version, dropped=True)
     store.commit(time, "forget", deadline, [change])
 
