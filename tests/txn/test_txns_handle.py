@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.env import Deadline, RealEnv
@@ -30,7 +32,8 @@ from strandline.errors import (
 from strandline.location import Location
 from strandline.settings import Settings
 from strandline.shard import compact, new_shard_id, open_shard, read_split, vacuum_shard
-from strandline.state.commands import Acknowledge, Expire, Join, Leave, Withdraw
+from strandline.state.codec import decode_txn, encode_txn
+from strandline.state.commands import Acknowledge, Expire, Join, Leave, Withdraw, Write
 from strandline.state.invariants import broken
 from strandline.testing.faults import Call, Fault
 from strandline.txn import Committed, Txn, TxnsHandle
@@ -48,6 +51,7 @@ from tests.txn.helpers import (
     handle,
     words,
 )
+from tests.unit import state_values
 
 D0 = "s00000000000000d0"
 D1 = "s00000000000000d1"
@@ -821,6 +825,28 @@ def test_bytes_are_checked_and_belong_to_one_txns_shard(
         mine.merge(mine)
 
 
+names = st.text("0123456789abcdef", min_size=1, max_size=8)
+
+
+@given(
+    names,
+    st.lists(names, max_size=3),
+    st.integers(0, 2**63 - 1),
+    st.lists(st.builds(Write, names, state_values.batches), max_size=3),
+    st.data(),
+)
+def test_bytes_of_a_transaction_are_exactly_what_was_sent(
+    txns_id: str, ids: list[str], begun: int, writes: list[Write], data: Any
+) -> None:
+    sent = encode_txn(txns_id, ids, begun, writes)
+    assert decode_txn(sent) == (txns_id, ids, begun, writes)
+    damaged = bytearray(sent)
+    at = data.draw(st.integers(0, 8 * len(sent) - 1))
+    damaged[at // 8] ^= 1 << at % 8
+    with pytest.raises(Corruption):
+        decode_txn(bytes(damaged))
+
+
 def test_parts_of_a_session_that_ended_are_not_committed(location: Location) -> None:
     """CASES T15, without a database."""
     described(location, D0)
@@ -885,6 +911,8 @@ def test_reads_wait_for_times_to_come(location: Location, registered: TxnsHandle
         assert counted(waiting.snapshot(D0, 5, timeout=5)) == {"a": 1}
     with pytest.raises(UsageError, match="never registered"):
         registered.snapshot(new_shard_id(), 3)
+    with pytest.raises(UsageError):
+        registered.snapshot("words", 3)
 
 
 def test_data_shards_are_compacted_and_vacuumed_as_ever(

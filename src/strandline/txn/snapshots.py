@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, Corruption, DeadlineExceeded, UsageError
+from strandline.ids import parse_id
 from strandline.location import BlobMissing
 from strandline.parts.consolidate import consolidated_stream
 from strandline.parts.inline import decode_inline
@@ -42,6 +43,7 @@ def snapshot(
     """The shard's rows as of that time, each once, with `__diff`, by key; in bounded memory."""
     seconds = store.settings.timeout_seconds if timeout is None else timeout
     deadline = Deadline(store.env, seconds)
+    parse_id(shard_id, "s")
     # Asked for now, so that it is refused now.
     first = _look(store, shard_id, as_of, deadline)
     shard = store.shard(shard_id, deadline)
