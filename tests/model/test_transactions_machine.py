@@ -33,6 +33,7 @@ from strandline.errors import (
     UnknownTable,
     UsageError,
 )
+from strandline.ids import session_of
 from strandline.txn import grouping
 from strandline.txn.apply import apply_table
 from tests.model.transactions_model import (
@@ -59,6 +60,7 @@ from tests.model.transactions_world import (
     Process,
     Subscriber,
     Weather,
+    arrow,
     rows_of,
     same,
     write,
@@ -494,6 +496,43 @@ class Transactions(Observed):
     def something_will_fail(self, process: int, fault: str, skips: int, lasts: bool) -> None:
         """One of the next calls of a process, whatever it is at."""
         self.at(process).weather = Weather(FAULTS[fault], skips, lasts=lasts)
+
+    # --- written by one, committed by another
+
+    @precondition(lambda self: self.model.names)
+    @rule(process=processes, number=numbers, data=some_rows)
+    def stage(self, process: int, number: int, data: list[Row]) -> None:
+        table, who = self.pick(number), self.at(process)
+        assert table is not None
+        name = self.model.names[table]
+        try:
+            sent = self.acting(who, lambda: who.db.stage({name: arrow(data)}).to_bytes())
+        except Held:
+            assert table in self.model.holders
+            return
+        if sent is not None:
+            self.staged.append((sent, table, tuple(data)))
+
+    @precondition(lambda self: self.staged)
+    @rule(process=processes, number=numbers, isolation=isolations)
+    def merge(self, process: int, number: int, isolation: str) -> None:
+        """Refused once a session that wrote parts of it has ended; they may be gone."""
+        who = self.at(process)
+        opened = self.begun(who, isolation, None, None)
+        if opened is None:
+            return
+        sent, table, data = self.staged.pop(number % len(self.staged))
+        staged, asked = sl.Staged.from_bytes(sent), opened.asked
+        parts = [part for each in staged._writes for part in each.batch.parts]
+        asked.sessions = {str(session_of(part.key)) for part in parts}
+        try:
+            opened.tx.merge(staged)
+        except UnknownTable:
+            assert table not in opened.names
+            self.model.refused(asked.name)
+            return
+        asked.effects.append((table, ("put", data)))
+        self.commit(who, opened)
 
     # --- writes that are commits of their own
 

@@ -208,6 +208,8 @@ class Asked:
     epochs: dict[str, int] = field(default_factory=dict)
     """Of the tables that its author attached."""
     position: tuple[str, Any] | None = None
+    sessions: set[str] = field(default_factory=set)
+    """Others that wrote parts of it."""
     outcome: str = "open"
     tries: int = 0
     time: int | None = None

@@ -338,6 +338,8 @@ class Observed(RuleBasedStateMachine):
         self.subscribers: list[Subscriber] = []
         self.tokens: list[tuple[int, Asked, Any]] = []
         """(process, what was asked for, its transaction) of what may be asked for again."""
+        self.staged: list[tuple[bytes, str, tuple[Row, ...]]] = []
+        """(what was sent, table, rows) of what somebody may commit."""
         self.made = 0
         self.turn = 0
 
@@ -556,7 +558,7 @@ class Observed(RuleBasedStateMachine):
             state = self.watch.states[TXNS]
             mine = [m for store in process.stores() for m in store.machines()]
             ended = {s for m in mine for s in m._ended}
-            ended |= {m.session for m in mine if m._registered}
+            ended |= {m.session for m in mine if m._registered} | asked.sessions
             if any(not is_open(state.sessions.get((s,))) for s in ended):
                 found.add("fenced")
         if any(self.since(look.table) > asked.read_time for look in asked.looks):
