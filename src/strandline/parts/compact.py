@@ -22,6 +22,7 @@ from strandline.parts.duck import Passage, run, stream
 from strandline.parts.frontier import Pieces, in_turn, merged
 from strandline.parts.keys import KeyCodec
 from strandline.parts.merge import Source, constant
+from strandline.parts.plain import bools, int64, int64s, numbers_of, truths_of
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import batches_of, sort_stream, sort_table
 from strandline.parts.spool import Spool
@@ -171,12 +172,12 @@ class _Ages:
         elif self._only is None:
             mask = self._ages == age
             if mask.any():
-                yield batch.filter(pa.array(mask))
+                yield batch.filter(bools(mask))
 
     def all(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows that go anywhere."""
         if self._only is None:
-            yield batch.filter(pa.array(self._ages != _GONE))
+            yield batch.filter(bools(self._ages != _GONE))
         elif self._only != _GONE:
             yield batch
 
@@ -293,7 +294,7 @@ def _updates(source: Source, arrow: pa.Schema, forward: int | None) -> Iterator[
     for whole in batches_of(source.data):
         batch = whole
         if source.rows_from is not None and TIME in batch.schema.names:
-            batch = batch.filter(pc.greater_equal(batch.column(TIME), source.rows_from))
+            batch = batch.filter(pc.greater_equal(batch.column(TIME), int64(source.rows_from)))
         columns = []
         for field in arrow:
             if field.name in batch.schema.names:
@@ -301,7 +302,7 @@ def _updates(source: Source, arrow: pa.Schema, forward: int | None) -> Iterator[
             else:
                 column = constant(missing[field.name], batch.num_rows)
             if field.name == TIME and forward is not None:
-                column = pc.max_element_wise(column, pa.scalar(forward, pa.int64()))
+                column = pc.max_element_wise(column, int64(forward))
             columns.append(column)
         if batch.num_rows:
             yield pa.RecordBatch.from_arrays(columns, schema=arrow)
@@ -328,23 +329,23 @@ def _versions(
 def _ended(
     batch: pa.RecordBatch, following: pa.RecordBatch | None, keys: Sequence[str], bounds: _Bounds
 ) -> tuple[pa.RecordBatch, _Ages]:
-    times = batch.column(TIME).to_numpy()
+    times = numbers_of(batch.column(TIME))
     ends = np.full(len(times), _OPEN, dtype=np.int64)  # when the next of the same key comes
     if len(times) > 1:
-        same = equal_to_next(batch, keys).to_numpy(zero_copy_only=False)
+        same = truths_of(equal_to_next(batch, keys))
         ends[:-1][same] = times[1:][same]
     if following is not None:
         seam = [batch.slice(len(times) - 1).select(keys), following.slice(0, 1).select(keys)]
         if equal_to_next(pa.Table.from_batches(seam).combine_chunks(), keys)[0].as_py():
             ends[-1] = following.column(TIME)[0].as_py()
     if END in batch.schema.names:
-        ends = np.minimum(ends, batch.column(END).to_numpy())
+        ends = np.minimum(ends, numbers_of(batch.column(END)))
     ages = np.full(len(times), _NEWER, dtype=np.int8)
     if bounds.split_at is not None:
         ages[times <= bounds.split_at] = _CURRENT
         ages[ends <= bounds.split_at] = _HISTORY
     if DIFF in batch.schema.names:
-        marks = batch.column(DIFF).to_numpy() < 0
+        marks = numbers_of(batch.column(DIFF)) < 0
         # SUBTLE: nothing that stays of the inputs needs the marker: all versions before it have
         # an end by now, at its time or earlier. What is outside does, unless it is history that
         # had ended by then.
@@ -362,8 +363,8 @@ def _with_end(batch: pa.RecordBatch, ends: np.ndarray[Any, Any]) -> pa.RecordBat
     at = batch.schema.get_field_index(END)
     field = pa.field(END, pa.int64(), nullable=False)
     if at < 0:
-        return batch.append_column(field, pa.array(ends))
-    return batch.set_column(at, field, pa.array(ends))
+        return batch.append_column(field, int64s(ends))
+    return batch.set_column(at, field, int64s(ends))
 
 
 # --- rows
@@ -374,9 +375,9 @@ def _ages_of_rows(batch: pa.RecordBatch, bounds: _Bounds) -> _Ages:
     if bounds.split_at is None:
         return _Ages(np.full(batch.num_rows, _NEWER, dtype=np.int8))
     ages = np.full(batch.num_rows, _CURRENT, dtype=np.int8)
-    ages[batch.column(TIME).to_numpy() > bounds.split_at] = _NEWER
+    ages[numbers_of(batch.column(TIME)) > bounds.split_at] = _NEWER
     if END in batch.schema.names:
-        ends = batch.column(END).to_numpy()
+        ends = numbers_of(batch.column(END))
         ages[ends <= bounds.split_at] = _HISTORY
         ages[ends == _ALONE] = _NEWER
         ages[(ends != _ALONE) & (ends <= bounds.since)] = _GONE

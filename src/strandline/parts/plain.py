@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["TRUE", "bools", "int64", "int64s", "numbers_of"]
+__all__ = ["TRUE", "bools", "int64", "int64s", "numbers_of", "text_of", "truths_of"]
 
 TRUE: pa.Scalar = pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\1")])[0]
 
@@ -44,6 +44,18 @@ def numbers_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[Any]]:
     return np.frombuffer(data, dtype=name, count=len(column), offset=column.offset * size)
 
 
+def truths_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """The truths of a column of booleans without nulls."""
+    return numbers_of(column.cast(pa.uint8())).view(np.bool_)
+
+
 def int64(value: int) -> pa.Scalar:
     """The number as an Arrow scalar."""
     return int64s(np.array([value], dtype=np.int64))[0]
+
+
+def text_of(value: str | bytes, kind: pa.DataType) -> pa.Scalar:
+    """The string or binary as a scalar of its Arrow type."""
+    data = value.encode() if isinstance(value, str) else value
+    ends = np.array([0, len(data)], dtype=np.int32)
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])[0]

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from strandline.parts.keytypes import KeyType, key_type
+from strandline.parts.plain import text_of
 from strandline.parts.schema import TableSchema, column_id
 
 __all__ = ["ColumnStats", "StatisticsBuilder", "decode_statistics", "may_match", "statistics_of"]
@@ -77,7 +78,7 @@ class StatisticsBuilder:
             found = pc.min_max(column)
             bounds += [found["min"], found["max"]]
             if len(bounds) > 64:
-                self._bounds[at] = self._narrowed(bounds, field.type)
+                self._bounds[at] = self._narrowed(bounds)
 
     def add_footer(self, metadata: pq.FileMetaData) -> None:
         """Takes the bounds of texts and binaries from where Parquet's writer put them.
@@ -89,7 +90,7 @@ class StatisticsBuilder:
         for at, field in enumerate(self._fields):
             if not self._left_out(field):
                 continue
-            found: list[pa.Scalar] = []
+            found: list[Any] = []
             for group in groups:
                 statistics = group.column(leaves[field.name]).statistics
                 if statistics is not None and statistics.has_min_max:
@@ -97,7 +98,9 @@ class StatisticsBuilder:
                 elif statistics is None or statistics.null_count != group.num_rows:
                     found = []
                     break
-            self._bounds[at] = [pa.scalar(value, field.type) for value in found]
+            # Of texts Python's order is that of their bytes, as Parquet's is.
+            bounds = [min(found), max(found)] if found else []
+            self._bounds[at] = [text_of(value, field.type) for value in bounds]
 
     def _left_out(self, field: pa.Field) -> bool:
         return self._texts_from_footer and _letter(field.type) in {"s", "y"}
@@ -109,7 +112,7 @@ class StatisticsBuilder:
             letter = _letter(field.type)
             least = greatest = None
             if bounds and letter is not None:
-                low, high = self._narrowed(bounds, field.type)
+                low, high = self._narrowed(bounds)
                 least = _encoded(letter, field.type, low, up=False)
                 greatest = _encoded(letter, field.type, high, up=True)
             for number in (column_id(field), nulls, _length(least), _length(greatest)):
@@ -118,9 +121,9 @@ class StatisticsBuilder:
         return bytes(out)
 
     @staticmethod
-    def _narrowed(bounds: Sequence[pa.Scalar], kind: pa.DataType) -> list[pa.Scalar]:
+    def _narrowed(bounds: Sequence[pa.Scalar]) -> list[pa.Scalar]:
         # Scalars to an array without passing through Python, whose times have narrower limits.
-        found = pc.min_max(pa.array(bounds, kind))
+        found = pc.min_max(pa.concat_arrays([pa.repeat(bound, 1) for bound in bounds]))
         return [found["min"], found["max"]]
 
 

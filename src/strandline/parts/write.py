@@ -21,6 +21,7 @@ from strandline.parts.filters import FILTER_KEYS_MAX, make_filter
 from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
 from strandline.parts.hashes import Hashes, key_hashes
 from strandline.parts.keys import KeyCodec, locate
+from strandline.parts.plain import int64
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
 from strandline.parts.verified import ChunkRecorder
@@ -293,7 +294,7 @@ class _PartWriter:
             self._times += [found["min"].as_py(), found["max"].as_py()]
         if DIFF in self._arrow.names and not self._has_diff:
             # A column that says of every row that it was added once says nothing.
-            self._has_diff = not pc.all(pc.equal(rows.column(DIFF), 1)).as_py()
+            self._has_diff = not pc.all(pc.equal(rows.column(DIFF), int64(1))).as_py()
         self._writer.write_table(rows, row_group_size=self._group_rows)
         self._rows += rows.num_rows
         if self._rows <= FILTER_KEYS_MAX:
