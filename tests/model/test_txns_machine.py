@@ -9,6 +9,7 @@ is there, wholly, or it is not.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,11 +97,20 @@ class Weather:
     def __init__(self) -> None:
         self.plan: tuple[int, str] | None = None
         self.seen = 0
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def decide(self, call: Call) -> Fault | None:
-        if call.kind != "compare_and_set" or self.plan is None:
+        if self.plan is None:
             return None
         at, word = self.plan
+        if word == "others apply":
+            self.seen += 1
+            if self.seen == at + 1:
+                self.plan = None
+                self.meanwhile()
+            return None
+        if call.kind != "compare_and_set":
+            return None
         self.seen += 1
         if word.startswith("dies") and self.seen > at + 1:
             return Fault(before=lambda _: Crash())
@@ -120,6 +130,7 @@ weathers = st.one_of(
         st.integers(0, 4),
         st.sampled_from(["answer lost", "request lost", "dies before", "dies after"]),
     ),
+    st.tuples(st.integers(0, 12), st.just("others apply")),
 )
 
 
@@ -153,6 +164,7 @@ class Transactions(RuleBasedStateMachine):
         store = MemoryStore()
         blob, consensus = MemoryBlob(store, self.env), MemoryConsensus(store)
         self.location = Location(blob, consensus, "memory://", "memory://")
+        self.weather.meanwhile = self.others_apply
         faults = Faults(self.weather.decide)
         self.stormy = replace(self.location, consensus=FaultyConsensus(consensus, faults))
         for shard in SHARDS:
@@ -179,6 +191,12 @@ class Transactions(RuleBasedStateMachine):
             return crash
         finally:
             self.weather.plan = None
+
+    def others_apply(self) -> None:
+        self.judge.apply_le(self.upper)
+        self.judge.tidy()
+        for shard in SHARDS:
+            compact(self.location, shard, strategy="full", settings=SMALL)
 
     def new_time(self, skip: int) -> int:
         return self.upper + skip
@@ -424,9 +442,11 @@ class Transactions(RuleBasedStateMachine):
 
     # --- what has to hold
 
-    @rule(which=handles, shard=shards, back=st.integers(0, 12))
-    def read(self, which: int, shard: str, back: int) -> None:
-        self.check_read(self.handles[which], shard, max(0, self.upper - 1 - back))
+    @rule(which=handles, shard=shards, back=st.integers(0, 12), at=st.integers(0, 12))
+    def read(self, which: int, shard: str, back: int, at: int) -> None:
+        """While others apply, at some moment within it."""
+        as_of = max(0, self.upper - 1 - back)
+        self.attempt(which, (at, "others apply"), lambda txns: self.check_read(txns, shard, as_of))
 
     def check_read(self, txns: TxnsHandle, shard: str, as_of: int) -> None:
         model = self.models[shard]
