@@ -105,6 +105,8 @@ def usage(handle: Handle, deadline: Deadline) -> pa.Table:
         data = store.data(other)
         shard = data.refresh(timeout=deadline.remaining())
         _add_shard(tally, _other(other, shard), data, shard, delay)
+        if shard.meta.origin == "commits":
+            _add_entries_elsewhere(tally, data, shard)
     _add_shard(tally, None, store.txns.machine, state, delay)
     for info in listed:
         if info.key == MARKER_KEY:
@@ -153,6 +155,20 @@ def _add_entries(
             tally.add(part.key, part.size, (name, "not applied", "part", None))
         if entry.batch.inline:
             tally.count((name, "not applied", "inline", None), 1, len(entry.batch.inline))
+
+
+def _add_entries_elsewhere(tally: _Tally, txns: Machine, state: State) -> None:
+    """The same of a txns shard that is used by itself, for the shards that are registered there."""
+    deadline = tally.deadline
+    found: list[Entry] = txns.run(
+        lambda s: [entry for _, entry in s.entries.range() if entry.batch.rows],
+        state=state,
+        timeout=deadline.remaining(),
+    )
+    for shard in dict.fromkeys(entry.table for entry in found):
+        data = tally.store.data(shard).refresh(timeout=deadline.remaining())
+        mine = [entry for entry in found if entry.table == shard]
+        _add_entries(tally, _other(shard, data), mine, data.meta.upper)
 
 
 def _add_shard(tally: _Tally, name: str | None, machine: Machine, state: State, delay: int) -> None:

@@ -888,6 +888,10 @@ def test_a_sweep_of_a_database_beside_it_deletes_nothing_committed_and_not_appli
             commit(txns, 3, **{D0: {"a": 1}})
             txns.close()
             before = puts(location)
+            parts = [row for row in db.usage().to_pylist() if row["kind"] == "part"]
+            told = {(row["table"], row["use"]): row["objects"] for row in parts}
+            assert told[f"(shard {D0})", "not applied"] == 1
+            assert [count for (_, use), count in told.items() if use == "unknown"] == [1]
             done = sweep(db._handle.store, delay_micros=0, deadline=Deadline(RealEnv(), 20))
             assert done.objects == 1, "what was not committed"
             assert puts(location) == before - 1
