@@ -12,16 +12,16 @@ from random import Random
 
 from strandline.database import Database
 from strandline.errors import ClockSkew, Fenced, LocationError, UsageError
-from strandline.ids import session_of
+from strandline.ids import ObjectKey, new_part_id, session_of
 from strandline.staged import Staged
 from strandline.state.author import is_open
 from strandline.state.model import Entry
 from strandline.testing.actors import Play, close, opened
 from strandline.testing.jobs import KEYS, arrow_of
 from strandline.testing.reference import Put, Row
-from strandline.testing.scheduler import Killed, Scheduler
-from strandline.testing.simulation import World
-from strandline.testing.watch import Broken, Seen
+from strandline.testing.scheduler import Killed
+from strandline.testing.simulation import Simulation, World
+from strandline.testing.watch import LATEST_MICROS, Broken, Seen
 
 __all__ = ["Litterer", "Sweeper", "check_parts_of_open_sessions"]
 
@@ -45,10 +45,18 @@ class Litterer:
     """Stages rows and dies; commits later what another process of it had staged."""
 
     def __init__(
-        self, play: Play, scheduler: Scheduler, random: Random, *, name: str, turns: int
+        self,
+        play: Play,
+        simulation: Simulation,
+        sweeper: Sweeper,
+        random: Random,
+        *,
+        name: str,
+        turns: int,
     ) -> None:
         self._play = play
-        self._scheduler = scheduler
+        self._simulation = simulation
+        self._sweeper = sweeper
         self._random = random
         self._name = name
         self._turns = turns
@@ -83,14 +91,26 @@ class Litterer:
             transaction = db.transaction(timeout=20)
             for table, each in rows.items():
                 transaction[table].append(arrow_of(each))
-            self._die(world)
+            self._die(world, db)
         staged = db.stage({table: arrow_of(each) for table, each in rows.items()}, timeout=20)
         self._left.append((name, rows, staged.to_bytes()))
         if self._random.random() < 0.7:
-            self._die(world)
+            self._die(world, db)
 
-    def _die(self, world: World) -> None:
-        self._scheduler.kill(world.process, "between upload and commit")
+    def _die(self, world: World, db: Database) -> None:
+        """With a request under way, which arrives at some time; and somebody knows that it died."""
+        store = db._handle.store  # noqa: SLF001  below what users hold
+        table = _id(self._play, "events")
+        machine = store.txns.machine
+        session = machine.live_session(timeout=5)
+        key = str(ObjectKey(session, store.data(table).shard, "part", new_part_id(world.env)))
+        self._simulation.scheduler.later(
+            self._random.randrange(LATEST_MICROS),
+            f"the network: put {key} arrives",
+            lambda: self._simulation.outside.location.blob.put(key, b"late", timeout=1),
+        )
+        self._sweeper.dead.append(session)
+        self._simulation.scheduler.kill(world.process, "between upload and commit")
         raise Killed
 
     def _commit(self, db: Database, left: _Left) -> None:
@@ -129,6 +149,8 @@ class Sweeper:
         self._play = play
         self._random = random
         self._turns = turns
+        self.dead: list[str] = []
+        """Sessions of which it was told that their owners are gone."""
         self.forced: set[str] = set()
         """Sessions that it ended, perhaps while their owners were writing."""
 
@@ -138,8 +160,10 @@ class Sweeper:
         while self._turns and not self._play.closing:
             self._turns -= 1
             try:
+                while self.dead and self._random.random() < 0.7:
+                    self._force(db, self.dead.pop())
                 if self._random.random() < 0.2:
-                    self._force(db)
+                    self._force_any(db)
                 db.vacuum(timeout=25)
             except Fenced:
                 db = opened(self._play, world)
@@ -148,12 +172,15 @@ class Sweeper:
             world.env.sleep(self._random.choice([0.5, 2.0, 2.0, 40.0]))
         close(db)
 
-    def _force(self, db: Database) -> None:
+    def _force_any(self, db: Database) -> None:
         rows: list[Mapping[str, str]] = db.sessions().to_pylist()
         if not rows:
             return
         session = self._random.choice(rows)["session"]
         self.forced.add(session)
+        self._force(db, session)
+
+    def _force(self, db: Database, session: str) -> None:
         try:
             db.force_ack(session=session)
         except UsageError:

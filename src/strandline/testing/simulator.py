@@ -266,8 +266,9 @@ class History:
             for number in range(2):
                 name = f"litterer{number}"
                 random = self._random(name)
-                self.litterers.append(Litterer(self, scheduler, random, name=name, turns=6))
-                act(name, self.litterers[-1].live)
+                litterer = Litterer(self, self.sim, self.sweeper, random, name=name, turns=6)
+                self.litterers.append(litterer)
+                act(name, litterer.live)
             act("sweeper", self.sweeper.live)
         if "jumper" in self.guests:
             act("jumper", self.jumper.live)

@@ -257,8 +257,18 @@ class Watch:
             for key in _parts_named(record):
                 if key not in self._store.objects:
                     raise Broken(f"record {record.seqno} of {shard} names {key}, which is missing")
-        if any(isinstance(diff.after, Rollup) for diff in record.diffs):
-            self._check_opening(shard)
+        for diff in record.diffs:
+            if isinstance(diff.after, Rollup):
+                self._check_pages(shard, diff.after, after)
+                self._check_opening(shard)
+
+    def _check_pages(self, shard: str, rollup: Rollup, after: State) -> None:
+        """All that a rollup names is there, and is not about to be deleted."""
+        dead = {key[1] for key, _ in after.dead.range()}
+        for key in (rollup.key, *sorted(self._pages_of(rollup))):
+            if key not in self._store.objects or key in dead:
+                what = "dead" if key in self._store.objects else "missing"
+                raise Broken(f"the rollup of {shard} at {rollup.seqno} names {key}: it is {what}")
 
     def _check_opening(self, shard: str) -> None:
         """A process that opens the shard from its newest rollup sees the very same state."""
