@@ -442,9 +442,14 @@ class Transactions(RuleBasedStateMachine):
 
     # --- what has to hold
 
-    @rule(which=handles, shard=shards, back=st.integers(0, 12), at=st.integers(0, 12))
-    def read(self, which: int, shard: str, back: int, at: int) -> None:
-        """While others apply, at some moment within it."""
+    @rule(which=handles, shard=shards, words=writes, back=st.integers(0, 2), at=st.integers(0, 3))
+    def read(self, which: int, shard: str, words: Words, back: int, at: int) -> None:
+        """What was committed just before or earlier, while others apply it at some moment."""
+        if self.models[shard].is_registered:
+            data = {shard: words}
+            txn = self.written(self.judge, data)
+            assert txn is not None
+            self.try_commit(which, txn, data, 0, None)
         as_of = max(0, self.upper - 1 - back)
         self.attempt(which, (at, "others apply"), lambda txns: self.check_read(txns, shard, as_of))
 
