@@ -166,9 +166,15 @@ class Failures:
         self._errors: list[BaseException] = []
 
     def watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches; an error on the way is kept, also one that ends the thread."""
-        try:
+        """The same batches; an error on the way is kept."""
+        with self.keeping():
             yield from batches
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """What is raised in here is kept, also what ends the thread."""
+        try:
+            yield
         except GeneratorExit:
             raise  # nobody wants the rest
         except BaseException as error:

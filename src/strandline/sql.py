@@ -320,7 +320,8 @@ def _dataset_class() -> type:
             chosen = None if columns is None else tuple(columns)
             want = Want(chosen, None, condition, ordered=False)
             deadline = self._handle.deadline(None)
-            reading = Reading(self._handle, self._view, want, deadline)
+            with self._failures.keeping():  # what it reads may be given up by now
+                reading = Reading(self._handle, self._view, want, deadline)
             batches = self._failures.watched(_batches(reading, batch_size))
             stream = pa.RecordBatchReader.from_batches(reading.arrow, batches)
             return _Scanned(stream)

@@ -13,11 +13,12 @@ from strandline import proof, writing
 from strandline.database import Database
 from strandline.engine import Failures, instance
 from strandline.env import Deadline, RealEnv
-from strandline.errors import DeadlineExceeded, TransactionConflict
+from strandline.errors import AsOfTooOld, DeadlineExceeded, TransactionConflict
 from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.reading import Reading
 from strandline.settings import Settings
 from strandline.state.commands import Finish, Read
 from strandline.state.model import EVERYTHING
@@ -298,3 +299,17 @@ def test_a_table_may_be_finished_by_another_vacuum_while_this_one_applies_its_la
     assert apply_table(db._handle.store, events.id, timeout=60).commits == 0
     assert not others
     db.vacuum()
+
+
+def test_history_that_is_given_up_before_sql_begins_to_read_is_told_as_such(
+    db: Database, events: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It was told as a mistake in the text: "exporting a stream failed".
+    def given_up(*_: Any) -> Reading:
+        raise AsOfTooOld("that time is not kept any more")
+
+    events.append(rows((1, 1)))
+    found = db.sql("SELECT * FROM events")
+    monkeypatch.setattr("strandline.sql.Reading", given_up)
+    with pytest.raises(AsOfTooOld):
+        found.fetchall()
