@@ -290,7 +290,8 @@ def _fit_in_memory(sources: Sequence[Source], memory_bytes: int) -> bool:
 
 def _updates(source: Source, arrow: pa.Schema, forward: int | None) -> Iterator[pa.RecordBatch]:
     """A source's rows with all columns of `arrow`, times before `forward` moved up to it."""
-    missing = {TIME: source.time, DIFF: 1, END: _OPEN}
+    time = source.time if forward is None else max(source.time, forward)
+    missing = {TIME: time, DIFF: 1, END: _OPEN}
     for whole in batches_of(source.data):
         batch = whole
         if source.rows_from is not None and TIME in batch.schema.names:
@@ -299,10 +300,10 @@ def _updates(source: Source, arrow: pa.Schema, forward: int | None) -> Iterator[
         for field in arrow:
             if field.name in batch.schema.names:
                 column = batch.column(field.name)
+                if field.name == TIME and forward is not None:
+                    column = pc.max_element_wise(column, int64(forward))
             else:
                 column = constant(missing[field.name], batch.num_rows)
-            if field.name == TIME and forward is not None:
-                column = pc.max_element_wise(column, int64(forward))
             columns.append(column)
         if batch.num_rows:
             yield pa.RecordBatch.from_arrays(columns, schema=arrow)

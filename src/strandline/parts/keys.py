@@ -196,22 +196,22 @@ class _Located:
     def at(self, bound: bytes) -> int:
         start, end = 0, len(self._columns[0])
         if self._numbers is not None and bound:
-            narrowed = self._narrow(bound)
-            if narrowed is not None:
-                start, end = narrowed
+            start, end = self._narrow(bound)
+            if start == end:
+                return start
         return bisect.bisect_left(range(end), bound, start, end, key=self._encoded)
 
-    def _narrow(self, bound: bytes) -> tuple[int, int] | None:
+    def _narrow(self, bound: bytes) -> tuple[int, int]:
         width = 9 if types.is_integer(self._codec.arrow_types[0]) else 8
-        if len(bound) < width:
-            return None
-        value = int.from_bytes(bound[:width], "big") - OFFSET
+        # Every encoded number has that many bytes: zeros behind a shorter bound change nothing.
+        value = int.from_bytes(bound[:width].ljust(width, b"\0"), "big") - OFFSET
         least, greatest = _LIMITS[self._numbers.dtype]
         if not least <= value <= greatest:
-            return None
+            end = 0 if value < least else len(self._numbers)
+            return end, end
         number = self._numbers.dtype.type(value)
         start = int(np.searchsorted(self._numbers, number, "left"))
-        if len(bound) == width:
+        if len(bound) <= width:
             return start, start
         return start, int(np.searchsorted(self._numbers, number, "right"))
 

@@ -235,7 +235,7 @@ class OpenPart:
         the file in this very state.
         """
         seen = None if state is None else self._seen.get(state)
-        return seen is not None and bool(seen[np.ix_(groups, leaves)].all())
+        return seen is not None and bool(seen[groups.start : groups.stop, leaves].all())
 
     def note_verified(self, state: FileState, groups: range, leaves: Sequence[int]) -> None:
         """Remembers that these chunks were verified whole, out of the file in this state."""
@@ -244,7 +244,7 @@ class OpenPart:
             self._seen = {state: np.zeros((self.metadata.num_row_groups, width), bool)}
         seen = self._seen.get(state)
         if seen is not None:  # another thread may just have met the file in another state
-            seen[np.ix_(groups, leaves)] = True
+            seen[groups.start : groups.stop, leaves] = True
 
     def decoded_by_pages(
         self, file: pa.NativeFile, groups: range, leaves: Sequence[int]

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from strandline.parts.adjacent import order_of
 from strandline.parts.duck import Passage, stream
+from strandline.parts.plain import int64s, numbers_of
 
 __all__ = ["batches_of", "is_sorted", "sort_stream", "sort_table"]
 
 _ORDINAL = "__ordinal"
+
+Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def is_sorted(table: pa.Table | pa.RecordBatch, keys: Sequence[str]) -> bool:
@@ -30,8 +34,46 @@ def sort_table(table: pa.Table, keys: Sequence[str], *, then: Sequence[str] = ()
     names = [*keys, *then]
     if table.num_rows < 2 or is_sorted(table, names):
         return table
-    order = [(name, "ascending") for name in names]
-    return table.take(pc.sort_indices(table.select(names), sort_keys=order))
+    order = _order_of_numbers(table, names)
+    if order is None:
+        by = [(name, "ascending") for name in names]
+        order = pc.sort_indices(table.select(names), sort_keys=by)
+    return table.take(order)
+
+
+def _order_of_numbers(table: pa.Table, names: Sequence[str]) -> pa.Array | None:
+    """The places of the rows in their order, if numbers alone tell it.
+
+    NumPy sorts numbers three times as fast as Arrow, but not stably: what is tied is put back.
+    """
+    column = table.column(names[0])
+    kind = column.type
+    numeric = types.is_integer(kind) or types.is_timestamp(kind) or types.is_date32(kind)
+    if not numeric or column.null_count:
+        return None
+    keys = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(keys, pa.ChunkedArray):  # too long for one chunk of its type
+        return None
+    order = np.argsort(numbers_of(keys)).astype(np.int64, copy=False)
+    ordered = numbers_of(keys.take(int64s(order)))
+    tied = ordered[1:] == ordered[:-1]
+    if not tied.any():
+        return int64s(order)
+    return int64s(_stable(order, tied)) if len(names) == 1 else None
+
+
+def _stable(order: Places, tied: np.ndarray[Any, Any]) -> Places:
+    """The order with what is tied with its neighbour in ascending places."""
+    among = np.zeros(len(order), dtype=bool)
+    among[1:] = tied
+    among[:-1] |= tied
+    group = np.zeros(len(order), dtype=np.int64)
+    np.cumsum(~tied, out=group[1:])
+    # One number per row, of its group first: sorting such is faster than sorting places by two.
+    each = group[among] * len(order) + order[among]
+    each.sort()
+    order[among] = each % len(order)
+    return order
 
 
 def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
@@ -89,6 +131,6 @@ def _schema_of(data: Any) -> pa.Schema:
 def _numbered(batches: Iterator[pa.RecordBatch], arrow: pa.Schema) -> Iterator[pa.RecordBatch]:
     base = 0
     for batch in batches:
-        ordinals = pa.array(np.arange(base, base + batch.num_rows, dtype=np.int64))
+        ordinals = int64s(np.arange(base, base + batch.num_rows, dtype=np.int64))
         base += batch.num_rows
         yield pa.RecordBatch.from_arrays([*batch.columns, ordinals], schema=arrow)

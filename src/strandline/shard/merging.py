@@ -61,7 +61,11 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
         sources = [_source(r, _read(shop, schema, r, timeout)) for r in references]
     else:
         sources = [_source(r, nothing) for r in references]
-        pieces = [_pieces(shop, schema, r, len(references), timeout) for r in references]
+        count = len(references)
+        # Side by side: each opens a part, which is a request or two.
+        pieces = shop.env.parallel(
+            lambda reference: _pieces(shop, schema, reference, count, timeout), references
+        )
     runs = merge_compact(
         sources,
         schema,

@@ -111,3 +111,39 @@ def test_what_goes_wrong_in_the_source_is_raised_as_it_was() -> None:
     reader = sort_stream(batches(), ["k0"], memory_bytes=MEMORY, threads=2, schema=schema.arrow)
     with pytest.raises(SchemaMismatch, match="row 7"):
         reader.read_all()
+
+
+NUMBERS = [
+    (pa.int8(), -100),
+    (pa.int64(), -(1 << 63)),
+    (pa.int64(), (1 << 63) - 101),
+    (pa.uint64(), (1 << 64) - 101),
+    (pa.timestamp("us", tz="UTC"), -50),
+    (pa.date32(), 0),
+]
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(NUMBERS),
+    st.lists(st.integers(0, 100), min_size=2, max_size=400),
+    st.integers(1, 100),
+)
+def test_many_equal_numbers_stay_in_their_order(
+    number: tuple[pa.DataType, int], drawn: list[int], alike: int
+) -> None:
+    kind, base = number
+    values = [base + each // alike for each in drawn]
+    physical = pa.int32() if kind == pa.date32() else pa.int64()
+    keys = pa.array(values, kind if pa.types.is_integer(kind) else physical)
+    table = pa.table({"key": keys.cast(kind), "place": range(len(values))})
+    expected = sorted(range(len(values)), key=lambda place: (values[place], place))
+    pieces = pa.concat_tables([table.slice(0, 7), table.slice(7)])
+    assert sort_table(pieces, ["key"])["place"].to_pylist() == expected
+    back = sort_table(pieces.take(pa.array(expected[::-1])), ["key"], then=["place"])
+    assert back["place"].to_pylist() == expected
+
+
+def test_nulls_among_numbers_come_last() -> None:
+    table = pa.table({"key": pa.array([3, 1, None, 2]), "place": range(4)})
+    assert sort_table(table, ["key"])["place"].to_pylist() == [1, 3, 0, 2]
