@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from strandline.closing import Closing
 from strandline.ddl import name_of, new_table
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
@@ -47,7 +47,7 @@ _LONG_SECONDS = 86_400.0
 """Deadline of upkeep that is given none."""
 
 
-class Database:
+class Database(Closing):
     """A database: its tables now, or (where `as_of` made it) as of one time. Thread-safe.
 
     Made by `strandline.connect`. Close it, or use it as a context manager. In another process, by
@@ -514,17 +514,6 @@ class Database:
     def close(self, *, timeout: float | None = None) -> None:
         """Ends background work and this handle's session. Closing twice is harmless."""
         self._handle.close(timeout=timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         when = "" if self._as_of is None else f" as of {datetime_of(self._as_of).isoformat()}"

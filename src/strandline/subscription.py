@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from strandline.closing import Closing
 from strandline.differences import Difference, Wanted
 from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
@@ -127,7 +127,7 @@ def seconds_of(value: Any, what: str) -> float | None:
     return float(value)
 
 
-class _Changes(Generic[C]):
+class _Changes(Closing, Generic[C]):
     """The iterator over what a course brings."""
 
     def __init__(self, course: Course[C]) -> None:
@@ -156,17 +156,6 @@ class _Changes(Generic[C]):
         except BaseException:
             self._changes = None
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the iteration, and what is held for it. A named subscription keeps its place."""

@@ -53,7 +53,7 @@ LAYERS: list[set[str]] = [
     {"parts"},
     {"state"},
     {"location"},
-    {"errors", "ids", "env", "settings", "times"},
+    {"closing", "env", "errors", "ids", "settings", "times"},
 ]
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from strandline.closing import Closing
 from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
 from strandline.location.consensus import Consensus, Queueing, Record
 
@@ -22,7 +21,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class Location(Closing):
     """A Blob and a Consensus together, and the URL that another process reaches them by."""
 
     blob: Blob
@@ -39,14 +38,3 @@ class Location:
         """Lets go of files and connections. What was opened here is useless then."""
         self.blob.close()
         self.consensus.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.closing import Closing
 from strandline.env import Deadline
 from strandline.errors import Corruption, SchemaMismatch, UsageError
 from strandline.parts.schema import DIFF, TIME
@@ -96,7 +96,7 @@ def unsealed(data: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-class BatchBuilder:
+class BatchBuilder(Closing):
     """Gathers updates, in bounded memory, and writes them as one batch. A context manager."""
 
     def __init__(self, shard: Shard, lower: int) -> None:
@@ -163,17 +163,6 @@ class BatchBuilder:
     def _check_open(self) -> None:
         if self._ended:
             raise UsageError("this builder is ended; make another with batch_builder()")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _register(shard: Shard, deadline: Deadline) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
+from strandline.closing import Closing
 from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, DeadlineExceeded, Fenced, UsageError
 from strandline.shard.changes import check_kept
@@ -65,7 +65,7 @@ class ShardHold:
         )
 
 
-class ReadHandle:
+class ReadHandle(Closing):
     """Reads one shard. Thread-safe; made by `open_shard`. A context manager.
 
     Where the location may be written to, the handle holds the shard's history back, from the
@@ -290,14 +290,3 @@ class ReadHandle:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this handle is closed; open the shard again")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.expire()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.closing import Closing
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.parts.schema import TIME
@@ -25,7 +25,7 @@ from strandline.state.tokens import token_of
 __all__ = ["WriteHandle"]
 
 
-class WriteHandle:
+class WriteHandle(Closing):
     """Appends to one shard. Thread-safe; made by `open_shard`. A context manager.
 
     `updates`, wherever they are asked for, are rows in any form of Arrow, a pandas or Polars frame,
@@ -200,17 +200,6 @@ class WriteHandle:
         self._shard.let_go(timeout=self._shard.deadline(timeout).remaining())
 
     close = expire
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.expire()
 
     # --- how
 
