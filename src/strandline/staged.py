@@ -14,7 +14,7 @@ from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.writing import WriteOptions, build
 
-__all__ = ["Staged", "stage"]
+__all__ = ["Staged", "new_id", "stage"]
 
 
 class Staged:
@@ -24,20 +24,24 @@ class Staged:
     another; any number of them go into one commit. That is refused (`Fenced`) once a session that
     wrote parts of it has ended: here it is kept alive for as long as this object is there; after
     `to_bytes` nobody does, and what is not committed within its lease (`Settings.lease_seconds`)
-    may be lost. A commit of it twice writes its rows twice, unless both have the same token.
+    may be lost. It is committed once at most: a second commit with it, by whomever, is refused
+    (UsageError, with the time of the first one), unless both have the same token.
     """
 
     def __init__(
         self,
         database: str,
         writes: Sequence[Write],
-        reads: Sequence[Read] = (),
+        reads: Sequence[Read],
+        ids: Sequence[str],
         staging: Staging | None = None,
     ) -> None:
         self._database = database
         self._writes = tuple(writes)
         self._reads = tuple(reads)
         self._staging = staging
+        self.ids = tuple(ids)
+        """By which a commit is known to have it: its own, then those of what was merged into it."""
 
     @property
     def rows(self) -> int:
@@ -51,7 +55,7 @@ class Staged:
         """
         if self._staging is not None and any(write.batch.parts for write in self._writes):
             self._staging.hand_over(timeout=timeout)
-        return encode_staged(self._database, self._writes, self._reads)
+        return encode_staged(self._database, self._writes, self._reads, self.ids)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -84,4 +88,9 @@ def stage(handle: Handle, data: Mapping[str, Any], options: WriteOptions) -> Sta
         batch = build(handle, version, rows, options)
         if batch.rows:
             writes.append(Write(version.table, batch))
-    return Staged(handle.store.database, writes, staging=options.staging)
+    return Staged(handle.store.database, writes, (), [new_id(handle)], options.staging)
+
+
+def new_id(handle: Handle) -> str:
+    """An id for something staged, which is also the scope of a token."""
+    return f"staged/{handle.store.env.token_hex(16)}"

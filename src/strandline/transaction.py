@@ -34,7 +34,7 @@ from strandline.proof import proven
 from strandline.query import Scan
 from strandline.reading import typed
 from strandline.sql import run_sql
-from strandline.staged import Staged
+from strandline.staged import Staged, new_id
 from strandline.state.commands import Read, Split, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
@@ -234,6 +234,7 @@ class Transaction:
             metadata=self._metadata,
             transaction=None,
             positions=self._positions,
+            merged=self._ids(),
         )
         writes = self._to_be_written(options)
         if not writes and not self._changes and self._token is None and not self._positions:
@@ -258,6 +259,9 @@ class Transaction:
         for write in writes:
             if write.table not in versions:
                 raise UnknownTable(f"the table {write.table} was dropped; nothing was merged")
+        known = {each for other in self._merged for each in other.ids}
+        if known & set(staged.ids):
+            raise UsageError("what was staged is merged into this transaction already; merge once")
         self._merged.append(staged)
         self._merged_reads += reads
         return self.add([(versions[write.table], write) for write in writes]).rows or 0
@@ -280,7 +284,12 @@ class Transaction:
         reads = [*self._to_be_unchanged(writes), *self._merged_reads]
         self._over = "was staged"
         store = self._handle.store
-        return Staged(store.database, [write for _, write in writes], reads, self._staging)
+        ids = [new_id(self._handle), *self._ids()]
+        return Staged(store.database, [write for _, write in writes], reads, ids, self._staging)
+
+    def _ids(self) -> list[str]:
+        """Those of what was merged into it."""
+        return [each for staged in self._merged for each in staged.ids]
 
     def rollback(self) -> None:
         """Discards what was written here; nothing of it was ever visible."""

@@ -68,6 +68,8 @@ class WriteOptions:
     """What the write is a piece of; None: it is a commit of its own."""
     positions: Mapping[str, str] | None = None
     """Per table, by id, up to where the write goes in a log upstream, as JSON."""
+    merged: Sequence[str] = ()
+    """Ids of what was staged before and is in the write."""
 
     @classmethod
     def of(
@@ -172,6 +174,7 @@ def commit_writes(
         reads=reads,
         token=options.token,
         positions=options.positions,
+        merged=options.merged,
         operation=options.operation,
         metadata=options.metadata,
         timeout=options.deadline.remaining(),

@@ -99,6 +99,47 @@ def test_a_transaction_that_is_rolled_back_leaves_nothing_of_it(sized: Database)
     assert ats(sized) == [1]
 
 
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_it_is_committed_once_at_most(
+    sized: Database, open_database: Callable[..., Database], applied: bool, nested: bool
+) -> None:
+    # Its parts cannot be in a table twice: the second commit could never be applied.
+    staged = sized.stage({"readings": readings_of(1)})
+    data = staged.to_bytes()
+    if nested:
+        outer = sized.transaction()
+        outer["readings"].append(readings_of(2))
+        outer.merge(staged)
+        staged = outer.stage()
+    with sized.transaction() as first:
+        first.merge(staged)
+        with pytest.raises(sl.UsageError, match="merged into this transaction already"):
+            first.merge(sl.Staged.from_bytes(data))
+    assert first.committed is not None
+    if applied:
+        apply(sized["readings"])
+    for db in (sized, open_database(settings=QUIET)):
+        second = db.transaction()
+        second["readings"].append(readings_of(3))
+        second.merge(sl.Staged.from_bytes(data))
+        with pytest.raises(sl.UsageError, match=f"committed at {first.committed.micros} already"):
+            second.commit()
+    apply(sized["readings"])
+    assert ats(sized) == ([1, 2] if nested else [1])
+
+
+def test_a_second_commit_with_the_same_token_is_the_first(sized: Database) -> None:
+    data = sized.stage({"readings": readings_of(1)}).to_bytes()
+    commits = []
+    for _ in range(2):
+        with sized.transaction(token=("import", 1)) as tx:
+            tx.merge(sl.Staged.from_bytes(data))
+        commits.append(tx.committed)
+    assert commits[0] == commits[1]
+    assert ats(sized) == [1]
+
+
 def test_parts_of_a_session_that_expired_are_refused(
     sized: Database, open_database: Callable[..., Database]
 ) -> None:
@@ -107,7 +148,7 @@ def test_parts_of_a_session_that_expired_are_refused(
     driver = open_database(settings=QUIET)
     lost = executor.stage({"readings": readings_of(1)}).to_bytes()
     good = open_database(settings=LARGE).stage({"readings": readings_of(2)}).to_bytes()
-    _, writes, _ = decode_staged(lost)
+    _, writes, *_ = decode_staged(lost)
     session = writes[0].batch.parts[0].key.split("/")[0]
     machine = driver._handle.store.txns.machine
     known = machine.refresh().sessions.get((session,))
@@ -203,15 +244,16 @@ KEYS = st.binary(max_size=4)
     ),
     bounds=st.lists(st.lists(KEYS, unique=True, min_size=1).map(sorted)),
     since=st.integers(0, 1 << 60),
+    ids=st.lists(st.text(max_size=4)),
 )
 def test_staged_transactions_go_to_bytes_and_back(
-    writes: list[Write], bounds: list[list[bytes]], since: int
+    writes: list[Write], bounds: list[list[bytes]], since: int, ids: list[str]
 ) -> None:
     reads = []
     for number, keys in enumerate(bounds):
         uppers: list[bytes | None] = [*keys[1:], None if number % 2 else b"\xff" * 5]
         reads.append(Read(str(number), since, tuple(map(Interval, keys, uppers))))
-    assert decode_staged(encode_staged("d1", writes, reads)) == ("d1", writes, reads)
+    assert decode_staged(encode_staged("d1", writes, reads, ids)) == ("d1", writes, reads, ids)
 
 
 def test_its_session_is_kept_alive_while_it_is_there_and_handed_over_with_its_bytes(

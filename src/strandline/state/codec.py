@@ -398,9 +398,11 @@ def decode_batch(data: bytes, object_name: str = "a batch from another process")
 # --- staged transactions
 
 
-def encode_staged(database: str, writes: Sequence[Write], reads: Sequence[Read]) -> bytes:
+def encode_staged(
+    database: str, writes: Sequence[Write], reads: Sequence[Read], ids: Sequence[str]
+) -> bytes:
     """A staged transaction for another process."""
-    message = pb.Staged(database=database)
+    message = pb.Staged(database=database, ids=ids)
     for write in writes:
         put_batch(message.writes.add(table=write.table).batch, write.batch)
     for read in reads:
@@ -415,7 +417,7 @@ def encode_staged(database: str, writes: Sequence[Write], reads: Sequence[Read])
     return _seal(_STAGED, message.SerializeToString())
 
 
-def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read]]:
+def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read], list[str]]:
     """The inverse of `encode_staged`."""
     message = _open(_STAGED, data, "a staged transaction", pb.Staged)
     writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
@@ -426,7 +428,7 @@ def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read]]:
             uppers[-1] = None
         intervals = tuple(map(Interval, read.lower, uppers))
         reads.append(Read(read.table, read.since, intervals))
-    return message.database, writes, reads
+    return message.database, writes, reads, list(message.ids)
 
 
 # --- uncommitted transactions of a txns shard that is used by itself

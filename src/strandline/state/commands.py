@@ -137,8 +137,8 @@ class Commit:
     `changes` are registrations there: one that is there already, or gone already, changes nothing.
     """
     merged: tuple[str, ...] = ()
-    """Scopes of tokens of transactions that are in this one: refused if one was committed by
-    itself or within another, and remembered like its own."""
+    """Scopes of tokens, each with the number 1, of transactions that are in this one: refused if
+    one was committed by itself or within another, and remembered like its own."""
     begun: int = 0
     """With `at`: before this time none of its tokens was committed. Refused once since is beyond
     it, because what was committed before since is not known any more."""

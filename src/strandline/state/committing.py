@@ -95,9 +95,8 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
         diffs.append(Diff("entries", (write.table, time, ordinal), entry))
     diffs += _tidied(state, command.tidies)[0]
     if command.token is not None:
-        scope, number = command.token
-        tokens = [(each, number) for each in (scope, *command.merged)]
-        diffs += [remember_token(state, token, time) for token in tokens]
+        diffs.append(remember_token(state, command.token, time))
+    diffs += [remember_token(state, (scope, 1), time) for scope in command.merged]
     diffs += _held_by(state, command, author)
     diffs.append(Diff("meta", (), passed(meta, time, command)))
     return diffs, CommitResult(time)

@@ -98,21 +98,20 @@ def time_of(meta: Meta, command: Commit) -> int:
 
 def check_tokens(state: State, command: Commit) -> None:
     """UsageError if a transaction within this one was committed, or nobody can know any more."""
-    if command.at is None or command.token is None:
-        return
     since = state.meta.since
-    if since is None or since > command.begun:
+    known = command.at is None or (since is not None and since <= command.begun)
+    if not known and command.token is not None:
         raise UsageError(
             f"whether this transaction was committed before, at {command.begun} or later, is not "
             f"known any more: the txns shard was compacted to {since}; look at the data, and write "
             "it anew if it is missing"
         )
     for scope in command.merged:
-        before = known_token(state, (scope, command.token[1]))
+        before = known_token(state, (scope, 1))
         if before is not None:
             raise UsageError(
-                f"a transaction that was merged into this one was committed at {before} already; "
-                "nothing was committed, write the others again without it"
+                f"what was merged into this transaction was committed at {before} already, by "
+                "itself or within another; nothing was committed, leave it out and write the rest"
             )
 
 

@@ -441,14 +441,16 @@ class Copies(_message.Message):
     def __init__(self, shard: _Optional[str] = ..., key: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Staged(_message.Message):
-    __slots__ = ("database", "writes", "reads")
+    __slots__ = ("database", "writes", "reads", "ids")
     DATABASE_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     database: str
     writes: _containers.RepeatedCompositeFieldContainer[StagedWrite]
     reads: _containers.RepeatedCompositeFieldContainer[StagedRead]
-    def __init__(self, database: _Optional[str] = ..., writes: _Optional[_Iterable[_Union[StagedWrite, _Mapping]]] = ..., reads: _Optional[_Iterable[_Union[StagedRead, _Mapping]]] = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, database: _Optional[str] = ..., writes: _Optional[_Iterable[_Union[StagedWrite, _Mapping]]] = ..., reads: _Optional[_Iterable[_Union[StagedRead, _Mapping]]] = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Txn(_message.Message):
     __slots__ = ("txns", "ids", "begun", "writes")

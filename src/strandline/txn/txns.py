@@ -144,6 +144,7 @@ class Txns:
         token: tuple[str, int] | None = None,
         at_least: int = 0,
         positions: Mapping[str, str] | None = None,
+        merged: Sequence[str] = (),
         operation: str,
         metadata: Mapping[str, str] | None = None,
         timeout: float,
@@ -164,6 +165,7 @@ class Txns:
             epochs=self._epochs_of(writes, changes, positions or {}),
             positions=tuple(sorted((positions or {}).items())),
             clock_checked=checked,
+            merged=tuple(merged),
         )
         note = _note(operation, metadata, writes)
         return self._queue.commit(command, note, timeout=deadline.remaining())
