@@ -368,7 +368,8 @@ class Database(Closing):
         `table` is a name, a list of names, or None for everything, tables that were dropped
         included. An object goes once nothing refers to it, nobody holds it, and the table's
         `deletion_delay` has passed since, by the location's own clock; the first run after
-        something died only notes the time. With `dry_run` nothing is written, and the report says
+        something died only notes the time. Of everything, what processes left that died while they
+        were writing an object goes as well. With `dry_run` nothing is written, and the report says
         what a run would do now. `progress` is told (table, objects deleted, objects in all).
         `timeout` (seconds) defaults to a day. Safe beside everything, itself included.
         """
@@ -430,7 +431,7 @@ class Database(Closing):
         rows inline); "dead" (`waits_for` says for what: "rollup", "hold", "delay", "receipt", or
         "vacuum" if the next one deletes it); "state" (rollups, pages, receipts, the marker); "log"
         (records kept, bytes are null); "unknown" (no state names it: under way, or left behind by
-        a process that died).
+        a process that died; "unfinished" what it was still writing).
         """
         return usage(self._handle, self._handle.deadline(timeout))
 

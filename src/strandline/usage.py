@@ -108,6 +108,9 @@ def usage(handle: Handle, deadline: Deadline) -> pa.Table:
         if shard.meta.origin == "commits":
             _add_entries_elsewhere(tally, data, shard)
     _add_shard(tally, None, store.txns.machine, state, delay)
+    now = store.env.now_micros()
+    for left in store.location.blob.leftovers(now, delete=False, timeout=deadline.remaining()):
+        tally.add(left.key, left.size, (None, "unknown", "unfinished", None))
     for info in listed:
         if info.key == MARKER_KEY:
             tally.add(info.key, info.size, (None, "state", "marker", None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -89,6 +89,15 @@ class Blob(Protocol):
         self, prefix: str, *, start_after: str | None = None, timeout: float
     ) -> Iterator[BlobInfo]:
         """The objects whose keys begin with `prefix` and sort after `start_after`."""
+
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        """What writers have left of objects that they did not finish, under names that are no keys.
+
+        Only what did not change since `before` (µs, by the location's clock), and whose writer is
+        not seen to be alive. With `delete` that is gone afterwards, and what could not be deleted
+        is left out. Was its writer alive all the same, its put or upload raises a `LocationError`,
+        and did not happen.
+        """
 
     def close(self) -> None:
         """Gives back what the handle holds."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import logging
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,8 +30,13 @@ __all__ = ["TEMPORARY_DIRECTORY", "FileBlob"]
 TEMPORARY_DIRECTORY = ".tmp"
 """Below the root: files that are not objects yet, `<µs since the epoch>-<process>-<random>.tmp`.
 
-One whose process is gone is garbage. The beginning with a dot keeps it apart from every key.
+One whose process is gone is garbage (`FileBlob.leftovers`). The beginning with a dot keeps it apart
+from every key.
 """
+
+_TEMPORARY_NAME = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]+\.tmp")
+
+_log = logging.getLogger("strandline")
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -158,6 +166,16 @@ class FileBlob:
             self._check_way(f"{folder}/")
         yield from self._walk(f"{folder}/" if folder else "", prefix, start_after or "")
 
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        deadline = Deadline(self._env, timeout)
+        found = []
+        for name in self._temporary_names():
+            deadline.check(f"looking through {self._temporary}", may_have_happened=delete)
+            left = self._leftover(name, before, delete=delete)
+            if left is not None:
+                found.append(left)
+        return found
+
     def close(self) -> None:
         """Nothing is held between calls."""
 
@@ -234,6 +252,56 @@ class FileBlob:
                 return []
             raise self._failure(error, "listing", folder or "the objects") from error
 
+    # What was left behind
+
+    def _temporary_names(self) -> Sequence[str]:
+        try:
+            names = os.listdir(self._temporary)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                self._check_root()
+                return []
+            raise self._failure(error, "listing", TEMPORARY_DIRECTORY) from error
+        return sorted(name for name in names if _TEMPORARY_NAME.fullmatch(name))
+
+    def _leftover(self, name: str, before: int, *, delete: bool) -> BlobInfo | None:
+        """A temporary file that is garbage, deleted if asked for; None if it may be needed still.
+
+        SUBTLE: its age alone proves nothing: a process may be stopped, or wait for rows, for any
+        time, and then give the file its name. The lock does, on one machine: a process has it as
+        long as it lives, and no longer. Where the file system has no locks between those who share
+        it, one who lives may lose the file; then its `link` finds nothing, nothing has happened,
+        and it says so. A name is never used twice, so nobody links what is another's.
+        """
+        path = os.path.join(self._temporary, name)
+        try:
+            descriptor = os.open(path, _READ)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                _log.warning("%s is left alone: %s", path, error)
+            return None
+        try:
+            status = os.fstat(descriptor)
+            modified = status.st_mtime_ns // 1_000
+            if not stat.S_ISREG(status.st_mode) or modified >= before:
+                return None
+            # Not shared, so that of two that look at once one leaves it to the other.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if delete:
+                os.unlink(path)
+        except BlockingIOError:
+            return None  # its writer lives
+        except FileNotFoundError:
+            return None  # its writer was alive, or another has deleted it
+        except OSError as error:
+            _log.warning("%s is left alone: %s", path, error)
+            return None
+        finally:
+            os.close(descriptor)
+        # With a second name it is an object already, and only this name is too much.
+        size = status.st_size if status.st_nlink == 1 else 0
+        return BlobInfo(f"{TEMPORARY_DIRECTORY}/{name}", size, modified)
+
     # Writing
 
     def _begin(self, key: str) -> tuple[str, int]:
@@ -243,11 +311,17 @@ class FileBlob:
             for attempt in (1, 2):
                 self._make_directory(self._temporary)
                 try:
-                    return temporary, os.open(temporary, _CREATE, 0o666)
+                    descriptor = os.open(temporary, _CREATE, 0o666)
                 except FileNotFoundError:
                     if attempt == 2:
                         raise
                     self._forget_directories()
+                    continue
+                # Shows that its writer lives, until it closes the file or dies. Without it a file
+                # that is long in the making may be lost, which ends in an error and no worse.
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return temporary, descriptor
         except OSError as error:
             raise self._failure(error, "writing", key) from error
         raise AssertionError("unreachable")
@@ -269,7 +343,9 @@ class FileBlob:
             except FileExistsError as error:
                 raise self._taken(target, key) from error
             except FileNotFoundError as error:
-                # Somebody removed an empty directory that this handle had seen.
+                # Somebody removed an empty directory that this handle had seen, or the file.
+                if not os.path.lexists(temporary):
+                    raise self._lost(key) from error
                 self._forget_directories()
                 if attempt == 2:
                     raise self._failure(error, "writing", key) from error
@@ -281,6 +357,13 @@ class FileBlob:
         except OSError as error:
             # The name stays: others may have seen it.
             raise self._failure(error, "making durable", key, happened=True) from error
+
+    def _lost(self, key: str) -> LocationError:
+        return LocationError(
+            f"writing {self._name(key)} failed: what was written is gone from "
+            f"{self._temporary}, deleted as if its writer had died; write it again",
+            may_have_happened=False,
+        )
 
     def _taken(self, target: str, key: str) -> StrandlineError:
         """The error for a name that something has already."""

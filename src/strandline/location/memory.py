@@ -92,6 +92,9 @@ class MemoryBlob:
         found.sort(key=lambda info: info.key)
         yield from found
 
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        return ()
+
     def close(self) -> None:
         """Nothing to give back: the store belongs to its name."""
 

@@ -97,6 +97,11 @@ class RetryingBlob:
     def delete(self, key: str, *, timeout: float) -> bool:
         return self._again(lambda left: self._blob.delete(key, timeout=left), timeout)
 
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        return self._again(
+            lambda left: self._blob.leftovers(before, delete=delete, timeout=left), timeout
+        )
+
     def list(
         self, prefix: str, *, start_after: str | None = None, timeout: float
     ) -> Iterator[BlobInfo]:

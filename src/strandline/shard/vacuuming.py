@@ -6,6 +6,7 @@ from strandline.env import Deadline, Env
 from strandline.errors import UsageError
 from strandline.location import Location
 from strandline.settings import Settings
+from strandline.shard.leftovers import clear_leftovers
 from strandline.shard.shards import Shard
 from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.commands import Clear
@@ -33,24 +34,30 @@ def vacuum_shard(
     That is what died, by a compaction for the most part, `delay_seconds` ago or longer by the
     location's clock, and is held by no reader: one run notes what is dead, one after the delay
     deletes it. Readers without permission to write hold nothing, and have the delay to finish. Of
-    a shard that is finished and that nobody reads any more, all parts go. Errors: LocationError,
-    Corruption; what was done until then stands.
+    a shard that is finished and that nobody reads any more, all parts go. What processes that died
+    left of objects that they did not finish goes as well, whichever shard it was for. Errors:
+    LocationError, Corruption; what was done until then stands.
     """
     if delay_seconds < 0:
         raise UsageError(f"delay_seconds={delay_seconds}: pass the seconds to wait, 0 or more")
     shard = Shard(location, shard_id, settings, env)
     deadline = shard.deadline(timeout)
     try:
+        delay = int(delay_seconds * 1_000_000)
         if not dry_run:
             _clear(shard, deadline)
-        vacuum = Vacuum(
-            shard.machine,
+        vacuum = Vacuum(shard.machine, location, shard.env, delay_micros=delay, deadline=deadline)
+        if dry_run:
+            return vacuum.plan()
+        done = vacuum.run()
+        clear_leftovers(
             location,
+            shard.machine,
             shard.env,
-            delay_micros=int(delay_seconds * 1_000_000),
+            delay_micros=max(delay, int(shard.settings.grace_seconds * 1_000_000)),
             deadline=deadline,
         )
-        return vacuum.plan() if dry_run else vacuum.run()
+        return done
     finally:
         shard.close(timeout=shard.settings.timeout_seconds)
 

@@ -295,6 +295,17 @@ class BlobContract:
         assert other.get("big", timeout=TIMEOUT) == piece * 20
         assert self._keys(other, "") == ["big"]
 
+    def test_neither_an_object_nor_an_upload_under_way_is_left_over(
+        self, blob: Blob, other: Blob
+    ) -> None:
+        blob.put("a", b"x", timeout=TIMEOUT)
+        with blob.upload("b", timeout=TIMEOUT) as sink:
+            sink.write(b"y")
+            for delete in (False, True):
+                assert not other.leftovers(1 << 60, delete=delete, timeout=TIMEOUT)
+        assert other.get("b", timeout=TIMEOUT) == b"y"
+        assert self._keys(other, "") == ["a", "b"]
+
     def test_an_upload_survives_its_sink_being_closed(self, blob: Blob) -> None:
         with blob.upload("a", timeout=TIMEOUT) as sink:
             sink.write(b"x")

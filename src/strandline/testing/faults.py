@@ -261,6 +261,9 @@ class FaultyBlob:
         call, fault = self._faults.meet("blob", "delete", key, changes=True)
         return self._faults.run(call, fault, lambda: self._blob.delete(key, timeout=timeout))
 
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        return self._blob.leftovers(before, delete=delete, timeout=timeout)
+
     def list(
         self, prefix: str, *, start_after: str | None = None, timeout: float
     ) -> Iterator[BlobInfo]:

@@ -148,6 +148,9 @@ class KillingBlob:
         with self._killer.call("delete"):
             return self._blob.delete(key, timeout=timeout)
 
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        return self._blob.leftovers(before, delete=delete, timeout=timeout)
+
     def list(
         self, prefix: str, *, start_after: str | None = None, timeout: float
     ) -> Iterator[BlobInfo]:

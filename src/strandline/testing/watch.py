@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -333,6 +333,9 @@ class Guarded:
     def delete(self, key: str, *, timeout: float) -> bool:
         self._watch.delete(key)
         return self._inner.delete(key, timeout=timeout)
+
+    def leftovers(self, before: int, *, delete: bool, timeout: float) -> Sequence[BlobInfo]:
+        return self._inner.leftovers(before, delete=delete, timeout=timeout)
 
     def list(
         self, prefix: str, *, start_after: str | None = None, timeout: float

@@ -9,6 +9,7 @@ from functools import partial
 
 from strandline.env import Deadline
 from strandline.errors import UsageError
+from strandline.shard.leftovers import clear_leftovers
 from strandline.shard.machine import Machine
 from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.clocks import settled_time
@@ -22,13 +23,16 @@ from strandline.txn.properties import PROPERTIES, duration_micros, property_of
 from strandline.txn.store import Store
 from strandline.txn.sweep import sweep
 
-__all__ = ["SESSIONS", "TXNS", "TableVacuum", "vacuum_database"]
+__all__ = ["SESSIONS", "TXNS", "UNFINISHED", "TableVacuum", "vacuum_database"]
 
 TXNS = "(transactions)"
 """What reports call the txns shard, which belongs to all tables."""
 
 SESSIONS = "(ended sessions)"
 """What reports call what sessions left behind that ended; those that wait are sessions."""
+
+UNFINISHED = "(unfinished objects)"
+"""What reports call what processes left that died while they were writing an object."""
 
 _log = logging.getLogger("strandline")
 
@@ -90,6 +94,7 @@ def vacuum_database(
         )
         done.append(TableVacuum(TXNS, dropped=False, shard=shard))
         done.append(_swept(store, newest, dry_run=dry_run, deadline=deadline, progress=progress))
+        done.append(_cleared(store, newest, dry_run=dry_run, deadline=deadline))
     return [table for table in done if table is not None]
 
 
@@ -102,11 +107,9 @@ def _swept(
     progress: Callable[[str, int, int], None] | None,
 ) -> TableVacuum | None:
     """What ended sessions left behind, of all tables; None if there are none."""
-    delays = [duration_micros(property_of(version, "deletion_delay")) for version in versions]
-    default = duration_micros(PROPERTIES["deletion_delay"].default)
     done = sweep(
         store,
-        delay_micros=max(delays, default=default),
+        delay_micros=_longest_delay(versions),
         deadline=deadline,
         dry_run=dry_run,
         progress=None if progress is None else partial(progress, SESSIONS),
@@ -117,6 +120,31 @@ def _swept(
         shard="", objects=done.objects, bytes=done.bytes, waiting=done.waiting, rollups=0, records=0
     )
     return TableVacuum(SESSIONS, dropped=False, shard=shard)
+
+
+def _cleared(
+    store: Store, versions: Sequence[TableVersion], *, dry_run: bool, deadline: Deadline
+) -> TableVacuum | None:
+    """What processes that died left of objects that they did not finish; None if nothing."""
+    done = clear_leftovers(
+        store.location,
+        store.txns.machine,
+        store.env,
+        delay_micros=max(_longest_delay(versions), int(store.settings.grace_seconds * 1_000_000)),
+        deadline=deadline,
+        dry_run=dry_run,
+    )
+    if not done:
+        return None
+    size = sum(info.size for info in done)
+    shard = ShardVacuum(shard="", objects=len(done), bytes=size, waiting={}, rollups=0, records=0)
+    return TableVacuum(UNFINISHED, dropped=False, shard=shard)
+
+
+def _longest_delay(versions: Sequence[TableVersion]) -> int:
+    """The longest deletion delay of any table, in µs."""
+    delays = [duration_micros(property_of(version, "deletion_delay")) for version in versions]
+    return max(delays, default=duration_micros(PROPERTIES["deletion_delay"].default))
 
 
 def _newest_versions(state: State) -> list[TableVersion]:
