@@ -109,7 +109,7 @@ class Golden:
         staged = self.connect().stage({table: data})
         sent = staged.to_bytes()
         self.sent.setdefault("staged", sent)
-        _, writes, _ = decode_staged(sent)
+        _, writes, *_ = decode_staged(sent)
         return str(session_of(writes[0].batch.parts[0].key))
 
 
