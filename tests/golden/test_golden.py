@@ -138,6 +138,19 @@ def test_a_stored_database_says_what_it_said(golden: Path, lake: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in lake.rglob("*") if path.is_file()}
 
 
+def test_every_stored_row_is_found_by_its_key(golden: Path, lake: Path) -> None:
+    """By the order, the hashes and the filters of keys as they are now."""
+    with connect(lake, mode="r", settings=QUIET) as db:
+        for time in expected(golden)["times"]:
+            then = db.as_of(Micros(time))
+            for name in then.tables():
+                table = then[name]
+                keys = table.scan([*table.row_keys, *table.sort_keys]).to_arrow()
+                each = [tuple(key.values()) for key in keys.to_pylist()]
+                assert table.get_many(each).num_rows == len(each) == len(table)
+                assert all(table.get(*key).num_rows for key in each[:: len(each) // 5 + 1])
+
+
 def test_a_stored_database_goes_on(golden: Path, lake: Path) -> None:
     said = expected(golden)
     with connect(lake, settings=QUIET) as db:
