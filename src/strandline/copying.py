@@ -220,7 +220,12 @@ def _found(pattern: str) -> list[Path]:
     paths = [Path(name) for name in sorted(glob.glob(str(whole), recursive=True))]  # noqa: PTH207
     paths = [path for path in paths if path.is_file()]
     if not paths:
-        raise UsageError(f"there is no file {pattern}")
+        special = sorted({*pattern} & {*"*?["})
+        remedy = ", ".join(f"[{sign}] for {sign}" for sign in special)
+        raise UsageError(
+            f"there is no file {pattern}"
+            + (f"; in a name that has such signs itself, write {remedy}" if remedy else "")
+        )
     return paths
 
 

@@ -31,7 +31,9 @@ def export(
 
     `form`: "parquet", "csv" or "json"; None: by the file's name.
     """
-    target = Path(path)
+    target = Path(path).expanduser()
+    if target.is_dir():
+        raise UsageError(f"{target} is a directory: write the path of a file in it")
     chosen = form or format_of(target)
     if chosen not in FORMATS:
         raise UsageError(
@@ -82,8 +84,11 @@ def appearing(target: Path) -> Iterator[Path]:
     except StrandlineError:  # of the rows; a deadline's is an OSError, too
         raise
     except OSError as error:
+        why = error.strerror or str(error)
+        if not target.parent.exists():
+            why = f"there is no directory {target.parent}; make it first"
         raise LocationError(
-            f"{target} could not be written: {error.strerror or error}", may_have_happened=False
+            f"{target} could not be written: {why}", may_have_happened=False
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)

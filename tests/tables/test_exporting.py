@@ -79,6 +79,22 @@ def test_what_is_there_is_replaced_only_if_that_is_asked_for(db: Database, tmp_p
     assert path.read_text().startswith('"k"\n0\n')
 
 
+def test_names_may_have_any_signs(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = filled(db)
+    place = tmp_path / 'it\'s a "place" %20 [1]*?'
+    place.mkdir()
+    for name in ("a 'b' \"c\".parquet", "x%20y.parquet", "[z]*.json"):
+        assert table.export(place / name) == 10
+        table.delete(all=True)
+        path = str(place / name).replace("'", "''")
+        assert db.sql(f"COPY t FROM '{path}'").rows == 10
+    monkeypatch.setenv("HOME", str(place))
+    assert table.export("~/home.parquet") == 10
+    assert (place / "home.parquet").exists()
+
+
 def test_nothing_is_left_of_what_failed(db: Database, tmp_path: Path) -> None:
     table = filled(db)
     place = tmp_path / "out"
@@ -87,6 +103,8 @@ def test_nothing_is_left_of_what_failed(db: Database, tmp_path: Path) -> None:
         table.export(place / "t.csv")
     with pytest.raises(UsageError, match="not clear"):
         table.export(place / "t.xlsx")
-    with pytest.raises(LocationError, match="could not be written"):
+    with pytest.raises(LocationError, match=r"could not be written: .*missing; make it first"):
         table.export(place / "missing" / "t.parquet")
+    with pytest.raises(UsageError, match="is a directory: write the path of a file in it"):
+        table.export(place)
     assert list(place.iterdir()) == []
