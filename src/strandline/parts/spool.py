@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
+from strandline.closing import Closing
 from strandline.errors import LocationError
 
 __all__ = ["Spool"]
@@ -20,7 +19,7 @@ _BATCH_ROWS = 16_384
 """Rows that are gathered before they are compressed: of small batches most would be overhead."""
 
 
-class Spool:
+class Spool(Closing):
     """Batches of one schema that are written first and read after, once. A context manager."""
 
     def __init__(self, arrow: pa.Schema) -> None:
@@ -52,20 +51,9 @@ class Spool:
         yield from self._taken()
 
     def close(self) -> None:
-        """Lets go of the rows."""
+        """Lets go of the rows. Harmless when repeated."""
         self._held = []
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _taken(self) -> list[pa.RecordBatch]:
         table = pa.Table.from_batches(self._held, self.arrow)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
+from strandline.closing import Closing
 from strandline.env import Deadline, Env, RealEnv
 from strandline.errors import (
     AsOfTooOld,
@@ -44,7 +44,7 @@ from strandline.txn.snapshots import snapshot
 __all__ = ["Committed", "Txn", "TxnsHandle"]
 
 
-class TxnsHandle:
+class TxnsHandle(Closing):
     """Commits to several shards at once, and reads them. Made by `open`. A context manager.
 
     Thread-safe; not for use in a fork of the process. Times are whole numbers from 0 on that the
@@ -244,17 +244,6 @@ class TxnsHandle:
             seconds = self._store.settings.timeout_seconds if timeout is None else timeout
             self._store.close(timeout=seconds)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # --- how
 
     def _check_open(self) -> None:
@@ -343,7 +332,7 @@ class _Pending:
         return self.rows - before
 
 
-class Txn:
+class Txn(Closing):
     """Writes that are committed together, or not at all. For one thread; a context manager.
 
     Made by `TxnsHandle.begin`, or from the bytes of one in another process. A transaction is
@@ -517,17 +506,6 @@ class Txn:
         repeated.
         """
         self._end(self._ended or "it is closed; begin another")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- how
 
