@@ -12,8 +12,9 @@ PYTHON := $(BIN)/python
 STAMP := $(VENV)/.stamp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# Processes that run tests at once.
-WORKERS ?= auto
+# Processes that run tests at once. A third of their time they wait for disks and other processes.
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS ?= $(shell echo $$(($(CORES) * 3 / 2)))
 # Further arguments: make test PYTEST_ARGS="-k layers", make demo DEMO_ARGS="--scale 1".
 PYTEST_ARGS ?=
 DEMO_ARGS ?=

@@ -31,6 +31,7 @@ __all__ = [
     "instance",
     "is_usage",
     "literal",
+    "on_one_thread",
     "quoted",
     "refused",
     "tokens",
@@ -43,6 +44,21 @@ Duck = Any
 _instances: dict[str, Duck] = {}
 _inherited: list[Duck] = []
 _opening = threading.Lock()
+_on_one_thread = False
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Within the block DuckDB has no threads of its own: each query runs on the one that asks.
+
+    For the whole process, so that a program can be played again step by step.
+    """
+    global _on_one_thread  # noqa: PLW0603
+    before, _on_one_thread = _on_one_thread, True
+    try:
+        yield
+    finally:
+        _on_one_thread = before
 
 
 def instance(*, ordered: bool) -> Duck:
@@ -62,6 +78,8 @@ def files(*, ordered: bool) -> Duck:
 
 
 def _cursor(kind: str) -> Duck:
+    if _on_one_thread:
+        kind = kind.replace("parallel", "ordered")
     with _opening:
         found = _instances.get(kind)
         if found is None:

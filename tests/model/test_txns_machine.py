@@ -535,7 +535,7 @@ def stored(txn: Txn) -> bool:
 
 TestTransactions = Transactions.TestCase
 TestTransactions.settings = settings(
-    max_examples=50, stateful_step_count=40, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 
 

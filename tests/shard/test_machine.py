@@ -285,8 +285,14 @@ class ShardsInADirectory(Shards):
     place: ClassVar[str] = "directory"
 
 
-profile = settings(max_examples=60, stateful_step_count=25, suppress_health_check=list(HealthCheck))
+class ShardsForLong(Shards):
+    """The same, for the slow tests."""
+
+
+profile = settings(max_examples=25, stateful_step_count=25, suppress_health_check=list(HealthCheck))
 TestShards = Shards.TestCase
 TestShards.settings = profile
 TestShardsInADirectory = ShardsInADirectory.TestCase
-TestShardsInADirectory.settings = settings(profile, max_examples=20)
+TestShardsInADirectory.settings = settings(profile, max_examples=12)
+TestShardsForLong = pytest.mark.slow(ShardsForLong.TestCase)
+TestShardsForLong.settings = settings(profile, max_examples=800, stateful_step_count=40)

@@ -26,6 +26,7 @@ from tests.sim.test_simulator import noticed
 Patch = pytest.MonkeyPatch
 
 
+@pytest.mark.slow
 def test_a_vacuum_that_ignores_a_hold_is_noticed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(garbage, "_held", lambda state: state.seqno)
     assert noticed(range(1, 200), "and the hold")
@@ -82,6 +83,7 @@ def test_ranks_that_a_compaction_forwards_are_noticed(monkeypatch: Patch) -> Non
     assert noticed(range(1, 40), "Difference")
 
 
+@pytest.mark.slow
 def test_members_of_a_group_that_are_not_checked_against_each_other_are_noticed(
     monkeypatch: Patch,
 ) -> None:
@@ -106,6 +108,7 @@ def test_members_of_a_group_that_are_not_checked_against_each_other_are_noticed(
         _played_with_many_transactions(range(1, 40))
 
 
+@pytest.mark.slow
 def test_a_commit_that_takes_what_was_tidied_for_unchanged_is_noticed(monkeypatch: Patch) -> None:
     check = committing._check_read
 

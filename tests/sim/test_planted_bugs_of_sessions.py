@@ -50,6 +50,7 @@ def test_a_commit_that_checks_no_epochs_is_noticed(monkeypatch: Patch) -> None:
     assert noticed_with(["attachers"], range(1, 10), "holds nothing")
 
 
+@pytest.mark.slow
 def test_an_attach_that_dooms_nobody_is_noticed(monkeypatch: Patch) -> None:
     transitions: dict[type, Callable[..., Any]] = decide._TRANSITIONS
     attach = transitions[Attach]
@@ -92,6 +93,7 @@ def test_a_sweep_that_ignores_what_is_dead_is_noticed(monkeypatch: Patch) -> Non
     assert noticed_with(["litterers"], range(1, 10), "it died at")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_ignores_the_pages_of_rollups_is_noticed(monkeypatch: Patch) -> None:
     def pages(*_: Any) -> Iterator[str]:
         yield from ()
@@ -147,6 +149,7 @@ def test_a_sweep_that_reads_the_txns_shard_before_it_knows_who_has_ended_is_noti
     assert noticed_with(["litterers"], range(1, 100), "is deleted, but")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_reads_data_shards_before_the_txns_shard_is_noticed(
     monkeypatch: Patch,
 ) -> None:
@@ -172,6 +175,7 @@ def test_a_sweep_that_reads_data_shards_before_the_txns_shard_is_noticed(
     assert noticed_with(["litterers"], range(1, 100), "is deleted, but")
 
 
+@pytest.mark.slow
 def test_a_session_that_is_forgotten_after_one_sweep_is_noticed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sweep.Registered, "comes_again", lambda *_: True)
     monkeypatch.setattr(sweep.Registered, "is_due", lambda *_: True)
@@ -181,6 +185,7 @@ def test_a_session_that_is_forgotten_after_one_sweep_is_noticed(monkeypatch: Pat
 # --- clocks
 
 
+@pytest.mark.slow
 def test_a_jump_of_a_clock_that_moves_since_is_noticed(monkeypatch: Patch) -> None:
     def latest(meta: Meta) -> int:
         return (meta.upper or 0) - 1
@@ -189,6 +194,7 @@ def test_a_jump_of_a_clock_that_moves_since_is_noticed(monkeypatch: Patch) -> No
     assert noticed_with(["jumper"], range(1, 100), "gives up what was before")
 
 
+@pytest.mark.slow
 def test_a_jump_of_a_clock_that_ends_dropped_tables_is_noticed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(vacuum, "settled_time", lambda _: 1 << 62)
     assert noticed_with(["jumper"], range(40, 100), "gives up what was before")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from strandline.engine import on_one_thread
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.retry import RetryingBlob, RetryingConsensus
@@ -93,7 +94,7 @@ class Simulation:
         The storm is over when nobody but the keepers has anything left to do. Raises the first
         thing that went wrong.
         """
-        with cooperative_locks(self.scheduler), _collected_by_counting():
+        with cooperative_locks(self.scheduler), _collected_by_counting(), on_one_thread():
             try:
                 for actor in self.actors:
                     self._begin(actor)
