@@ -301,13 +301,13 @@ def live_through(world: World, r: random.Random, steps: int) -> None:
         world.check_reads()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 30))
 def test_no_merge_of_versions_changes_a_read(r: random.Random, steps: int) -> None:
     live_through(World("keyed"), r, steps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 25))
 def test_no_merge_of_rows_changes_a_read(r: random.Random, steps: int) -> None:
     live_through(World("rows"), r, steps)
