@@ -12,6 +12,7 @@ from itertools import accumulate
 import pyarrow as pa
 
 from strandline.parts.inline import decode_inline, decode_together
+from strandline.parts.keys import KeyCodec, clip
 from strandline.parts.schema import TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.state.model import Entry, Interval
@@ -44,10 +45,21 @@ class Block:
 class Cover:
     """Which entries of a view are in which blocks. Immutable."""
 
-    def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
-        """`blocks`: each with the time of its first entry; ascending."""
-        self._firsts = [first for first, _ in blocks]
-        self._blocks = [block for _, block in blocks]
+    def __init__(
+        self, entries: tuple[Entry, ...], places: Sequence[tuple[int, int, Block]]
+    ) -> None:
+        """`places`: from where to where among the entries each block is; ascending."""
+        self._entries = entries
+        self._places = places
+        self._firsts = [entries[start].time for start, _, _ in places]
+        self._blocks = [block for _, _, block in places]
+        bounds = [0, *(at for start, end, _ in places for at in (start, end)), len(entries)]
+        self._rest = [
+            entry
+            for start, end in zip(bounds[::2], bounds[1::2], strict=True)
+            for entry in entries[start:end]
+            if entry.batch.rows
+        ]
 
     def block_of(self, entry: Entry) -> Block | None:
         """The block that has the entry's rows, None if it is to be read by itself."""
@@ -55,6 +67,18 @@ class Cover:
         if at < 0 or entry.time > self._blocks[at].last or not _may_gather(entry):
             return None
         return self._blocks[at]
+
+    def holding(self, intervals: Sequence[Interval], codec: KeyCodec) -> list[Entry]:
+        """The entries that have a row in an interval; of those in no block, that may have one."""
+        found = [entry for entry in self._rest if _meets(entry, intervals)]
+        for start, end, block in self._places:
+            rows = clip(block.data, intervals, codec)
+            if rows.num_rows:
+                # Each entry of a block has a time of its own.
+                times = set(rows.column(TIME).to_pylist())
+                found += [entry for entry in self._entries[start:end] if entry.time in times]
+        found.sort(key=lambda entry: (entry.time, entry.ordinal))
+        return found
 
 
 class Overlay:
@@ -82,18 +106,18 @@ class Overlay:
         found = self._covers.get(table)
         if found is not None and found[0] is entries and found[1] == schema.version:
             return found[2]
-        blocks = []
+        places = []
         for start, end in _runs(entries):
             at = start
             for size in _BLOCKS:
                 while end - at >= size:
-                    blocks.append(self._block(entries[at : at + size], schema))
+                    places.append((at, at + size, self._block(entries[at : at + size], schema)))
                     at += size
-        cover = Cover(blocks)
+        cover = Cover(entries, places)
         self._covers[table] = (entries, schema.version, cover)
         return cover
 
-    def _block(self, entries: tuple[Entry, ...], schema: TableSchema) -> tuple[int, Block]:
+    def _block(self, entries: tuple[Entry, ...], schema: TableSchema) -> Block:
         # SUBTLE: what begins with one entry and has that many has the same ones each time, because
         # a new commit is later than all others.
         first = entries[0]
@@ -102,7 +126,7 @@ class Overlay:
             made,
             lambda: sort_table(decode_together(entries, schema), schema.keys, then=(TIME,)),
         )
-        return first.time, Block(entries[-1].time, data)
+        return Block(entries[-1].time, data)
 
     def _remembered(self, made: _Made, make: Callable[[], pa.Table]) -> pa.Table:
         found = self._tables.get(made)
@@ -117,6 +141,22 @@ class Overlay:
             while self._bytes > self._bytes_max:
                 self._bytes -= self._tables.popitem(last=False)[1][1]
         return table
+
+    def holding(
+        self,
+        table: str,
+        entries: tuple[Entry, ...],
+        intervals: Sequence[Interval],
+        schema: TableSchema,
+        codec: KeyCodec,
+    ) -> Sequence[Entry]:
+        """The same as `touching`, for a few keys: with a look into the rows, where there are many.
+
+        A hundred commits of random keys may all have any key, and one or none of them has it.
+        """
+        if len(entries) < _INDEX_FROM:
+            return self.touching(table, entries, intervals)
+        return self.cover(table, entries, schema).holding(intervals, codec)
 
     def touching(
         self, table: str, entries: tuple[Entry, ...], intervals: Sequence[Interval] | None

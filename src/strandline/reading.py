@@ -46,6 +46,9 @@ __all__ = [
 _PIECE_ROWS = 262_144
 """Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
 
+_FEW_KEYS = 4
+"""So few keys are looked for wherever they may be before anything is planned or handed out."""
+
 _GATHER_FROM = 16
 """So many entries of a piece are read by blocks; fewer one by one."""
 
@@ -121,9 +124,9 @@ class Reading:
         """Whether one piece is all: then its parts are read side by side."""
         if view.seen is not None:
             view.seen(self.intervals)
-        table = view.version.table
-        entries = handle.overlay.touching(table, view.entries, self.intervals)
         self._probes = _probes(want, self.schema, self.codec)
+        self._few = self._probes is not None and len(self._probes) <= _FEW_KEYS
+        entries = self._touching(view.entries, self.intervals)
         self.tasks = self._plan(view, entries, self.intervals)
 
     def table(self) -> pa.Table:
@@ -263,9 +266,16 @@ class Reading:
             fresh = view_of(self._handle.store, table, view.as_of, timeout=self._seconds())
             known = (*fresh.entries, *view.own)
             view = replace(view, data=fresh.data, entries=known)
-            return self._plan(
-                view, self._handle.overlay.touching(table, known, intervals), intervals
-            )
+            return self._plan(view, self._touching(known, intervals), intervals)
+
+    def _touching(
+        self, entries: tuple[Entry, ...], intervals: Sequence[Interval] | None
+    ) -> Sequence[Entry]:
+        """The entries that may have a row in an interval."""
+        overlay, table = self._handle.overlay, self.view.version.table
+        if self._few and intervals:
+            return overlay.holding(table, entries, intervals, self.schema, self.codec)
+        return overlay.touching(table, entries, intervals)
 
     def _pieces(self, task: ReadTask, limit: int | None) -> list[Piece]:
         parts = list(parts_of(task))
@@ -361,8 +371,7 @@ class Reading:
         fresh = view_of(self._handle.store, version.table, as_of, timeout=self._seconds())
         known = (*fresh.entries, *self.view.own)
         intervals = piece.task.own(piece.intervals)
-        entries = self._handle.overlay.touching(version.table, known, intervals)
-        tasks = self._plan(fresh, entries, intervals)
+        tasks = self._plan(fresh, self._touching(known, intervals), intervals)
         read = [self.read(p) for task in tasks for p in self._pieces(task, None)]
         return united_tables(read, self.arrow)
 
@@ -458,7 +467,9 @@ class Reading:
             )
             return number, Source(data, time, part.distinct, rows_from)
 
-        if self._alone:
+        # A few keys that are near are found sooner than other threads would begin, above all where
+        # others keep the cores busy.
+        if self._alone and not (self._few and self._handle.store.location.blob.near):
             return self._handle.store.env.parallel(read, wanted)
         return [read(item) for item in wanted]
 

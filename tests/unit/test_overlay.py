@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from strandline.overlay import Overlay
 from strandline.parts.inline import encode_inline
+from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import new_schema
 from strandline.state.model import Batch, Entry, Interval
 
@@ -40,6 +41,38 @@ def test_exactly_the_entries_that_touch_an_interval_are_found_in_the_order_of_co
     far = tuple(entry(1_000 + n, b"\xff" * 9, b"\xff" * 9, 0) for n in range(40))
     assert list(overlay.touching("t", entries + far, intervals)) == expected
     assert list(overlay.touching("t", entries, None)) == [e for e in entries if e.batch.rows]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=4), max_size=110),
+    st.lists(st.integers(-1, 61), min_size=1, max_size=4, unique=True),
+    st.sets(st.integers(0, 109)),
+)
+def test_keys_are_looked_for_in_the_rows_themselves(
+    commits: list[list[int]], keys: list[int], together: set[int]
+) -> None:
+    """`together`: which commits have the time of the one before."""
+    schema = new_schema(pa.schema([("k", pa.int64())]), "k")
+    codec = KeyCodec(schema)
+    entries, time = [], 0
+    for number, values in enumerate(commits):
+        time += number not in together
+        data = encode_inline(pa.table([sorted(values)], schema=schema.arrow))
+        low, high = (codec.encode((bound(values),)) for bound in (min, max))
+        batch = Batch(rows=len(values), lower=low, upper=high, inline=data)
+        entries.append(Entry("t", time, number, "w", batch))
+    intervals = [
+        Interval(encoded, encoded + b"\0") for encoded in sorted(codec.encode((k,)) for k in keys)
+    ]
+    overlay = Overlay()
+    found = overlay.holding("t", tuple(entries), intervals, schema, codec)
+    assert list(found) == sorted(found, key=lambda e: (e.time, e.ordinal))
+    kept = {e.ordinal for e in found}
+    needed = {n for n, values in enumerate(commits) if {*values} & {*keys}}
+    may = {e.ordinal for e in overlay.touching("t", tuple(entries), intervals)}
+    assert needed <= kept <= may
+    if len(entries) >= 24 and not together:
+        assert len(kept - needed) < 8, "only what is in no block is not looked into"
 
 
 def test_an_entry_is_decoded_once_and_the_oldest_is_forgotten_first() -> None:

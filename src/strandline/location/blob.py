@@ -60,6 +60,10 @@ class Blob(Protocol):
     - Safe for use from many threads. `timeout` is in seconds.
     """
 
+    @property
+    def near(self) -> bool:
+        """Whether a read mostly ends sooner than another thread would begin one beside it."""
+
     def get(self, key: str, *, timeout: float) -> bytes:
         """All bytes of the object; `BlobMissing` when there is none."""
 

@@ -72,6 +72,8 @@ class FileBlob:
     happened; a call into the file system that hangs cannot be interrupted.
     """
 
+    near = True
+
     def __init__(self, root: str | os.PathLike[str], env: Env) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._env = env

@@ -40,6 +40,8 @@ class MemoryStore:
 class MemoryBlob:
     """A handle on the objects of a `MemoryStore`."""
 
+    near = True
+
     def __init__(self, store: MemoryStore, env: Env) -> None:
         self._store = store
         self._env = env

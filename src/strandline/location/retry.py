@@ -58,6 +58,10 @@ class RetryingBlob:
         self._blob = blob
         self._env = env
 
+    @property
+    def near(self) -> bool:
+        return self._blob.near
+
     def get(self, key: str, *, timeout: float) -> bytes:
         return self._again(lambda left: self._blob.get(key, timeout=left), timeout)
 

@@ -2,8 +2,8 @@
 
 A Bloom filter over the hashes of the row keys (`strandline.parts.hashes`), for parts of some
 thousands of rows: many of them may lie over one another before they are merged, and a lookup is to
-open those alone that have its key. About one in ten thousand others is opened for nothing.
-docs/format.md has the bytes.
+open those alone that have its key. About one in ten thousand others is opened for nothing, one in
+thirty of the largest that have a filter. docs/format.md has the bytes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ __all__ = [
 ]
 
 _BITS_PER_KEY = 20
+_BITS_PER_KEY_MIN = 8
+"""Of a part for which a full filter would be larger than `_BYTES_MAX`."""
 _BYTES_MIN = 8
+_BYTES_MAX = 16 * 1024
 _BITS_SET = 10
 """Bits set per key. 14 would let the fewest others pass (0.7 in 10,000 instead of 0.9); with fewer,
 more looks end at the first bit."""
 
-FILTER_KEYS_MAX = 16 * 1024 * 8 // _BITS_PER_KEY
-"""Keys of a part that still gets a filter, which then has 16 KiB. Larger parts are merged soon."""
+FILTER_KEYS_MAX = _BYTES_MAX * 8 // _BITS_PER_KEY_MIN
+"""Keys of a part that still gets a filter. Larger parts are few."""
 
 _MASK = (1 << 64) - 1
 _FACTOR = 0xF1357AEA2E62A9C5
@@ -49,7 +52,7 @@ def make_filter(hashes: Hashes) -> bytes:
     keys = np.unique(hashes)
     if not 0 < len(keys) <= FILTER_KEYS_MAX:
         return b""
-    size = max(_BYTES_MIN, -(-len(keys) * _BITS_PER_KEY // 8))
+    size = min(_BYTES_MAX, max(_BYTES_MIN, -(-len(keys) * _BITS_PER_KEY // 8)))
     bits = np.zeros(size * 8, dtype=np.uint8)
     for _ in range(_BITS_SET):
         keys = keys * np.uint64(_FACTOR) + np.uint64(_ADD)
@@ -99,6 +102,9 @@ class Probes:
         self._lowers = [encoded for encoded, _ in ordered]
         self._hashes = [key for _, key in ordered]
         self._array: Hashes = np.array(self._hashes, dtype=np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._lowers)
 
     def may_be_in(self, part: Part) -> bool:
         """Whether any of the keys may be in the part, by its span and, if it has one, its filter.

@@ -33,6 +33,9 @@ _ARENA_BYTES_MIN = 1 << 20
 _ARENA_BYTES_MAX = 16 << 20
 """Memory that stored bytes are read into is kept between reads, as long as it is not larger."""
 
+_THREADS_FROM = 1 << 20
+"""A piece of fewer stored bytes is decoded sooner than threads of Arrow's own would begin."""
+
 _STREAM_ROWS = 131_072
 _AHEAD = 6
 """Chunks that a stream decodes before they are asked for."""
@@ -310,13 +313,14 @@ class PartReader:
                 if found is not None:
                     return plan.clipped(found, piece)
             with self._decoder(opened, piece.groups, deadline) as decoder:
+                several = threads and opened.bytes_of(piece.groups) >= _THREADS_FROM
                 if whole:
                     state = decoder.state_of_file()
-                    table = decoder.rows(plan.leaves, threads=threads)
+                    table = decoder.rows(plan.leaves, threads=several)
                     if state is not None and state.is_settled(self._env):
                         opened.note_verified(state, piece.groups, plan.leaves)
                     return plan.clipped(table, piece)
-                return plan.looked_up(decoder, piece, threads=threads)
+                return plan.looked_up(decoder, piece, threads=several)
 
         return guarded(part, decoded)
 

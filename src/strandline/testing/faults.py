@@ -225,6 +225,10 @@ class FaultyBlob:
         self._blob = blob
         self._faults = faults
 
+    @property
+    def near(self) -> bool:
+        return self._blob.near
+
     def get(self, key: str, *, timeout: float) -> bytes:
         call, fault = self._faults.meet("blob", "get", key)
         data = self._faults.run(call, fault, lambda: self._blob.get(key, timeout=timeout))

@@ -119,6 +119,10 @@ class KillingBlob:
         self._blob = blob
         self._killer = killer
 
+    @property
+    def near(self) -> bool:
+        return self._blob.near
+
     def get(self, key: str, *, timeout: float) -> bytes:
         with self._killer.call("get"):
             return self._blob.get(key, timeout=timeout)

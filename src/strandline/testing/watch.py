@@ -315,6 +315,10 @@ class Guarded:
         self._inner = inner
         self._watch = watch
 
+    @property
+    def near(self) -> bool:
+        return self._inner.near
+
     def get(self, key: str, *, timeout: float) -> bytes:
         return self._inner.get(key, timeout=timeout)
 

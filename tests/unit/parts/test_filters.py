@@ -46,13 +46,18 @@ def test_many_keys_at_once_are_answered_like_each_alone(
     assert may_contain_any(made, array(asked)) == any(may_contain(made, key) for key in asked)
 
 
-@pytest.mark.parametrize("keys", [1, 10, 100, FILTER_KEYS_MAX])
-def test_about_one_foreign_key_in_ten_thousand_passes(keys: int) -> None:
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [(1, 15), (10, 15), (100, 15), (6_553, 15), (12_800, 400), (FILTER_KEYS_MAX, 1_200)],
+)
+def test_few_foreign_keys_pass(keys: int, most: int) -> None:
     hashes = hashes_of([pa.array(range(1_000_000))])
     made = make_filter(hashes[:keys])
     assert len(made) <= 16 * 1024
+    assert all(may_contain(made, int(key)) for key in hashes[:keys])
     passed = sum(may_contain_any(made, hashes[i : i + 1]) for i in range(900_000, 930_000))
-    assert passed <= 15  # 3 are expected; more than 15 are in one of ten million runs
+    # 3 are expected, 300 and 1,000: more than `most` are in one of millions of runs.
+    assert passed <= most
 
 
 def test_keys_that_repeat_make_no_larger_filter() -> None:
