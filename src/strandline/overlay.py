@@ -80,6 +80,23 @@ class Cover:
         found.sort(key=lambda entry: (entry.time, entry.ordinal))
         return found
 
+    def newest(
+        self, intervals: Sequence[Interval], codec: KeyCodec
+    ) -> tuple[Sequence[Entry], bool]:
+        """The same for one key of which the newest row alone counts; whether a block has any.
+
+        Then nothing counts that is older than all entries.
+        """
+        found = [entry for entry in self._rest if _meets(entry, intervals)]
+        for start, end, block in reversed(self._places):
+            rows = clip(block.data, intervals, codec)
+            if rows.num_rows:
+                time = rows.column(TIME)[-1].as_py()  # they are sorted by key, then by time
+                found += [entry for entry in self._entries[start:end] if entry.time == time]
+                found.sort(key=lambda entry: (entry.time, entry.ordinal))
+                return found, True
+        return found, False
+
 
 class Overlay:
     """What one handle remembers of entries. Thread-safe.
@@ -149,14 +166,21 @@ class Overlay:
         intervals: Sequence[Interval],
         schema: TableSchema,
         codec: KeyCodec,
-    ) -> Sequence[Entry]:
+        *,
+        newest: bool = False,
+    ) -> tuple[Sequence[Entry], bool]:
         """The same as `touching`, for a few keys: with a look into the rows, where there are many.
 
         A hundred commits of random keys may all have any key, and one or none of them has it.
+        `newest`: there is one key, of which only the newest row counts. Also tells whether what is
+        older than all entries does not count then.
         """
         if len(entries) < _INDEX_FROM:
-            return self.touching(table, entries, intervals)
-        return self.cover(table, entries, schema).holding(intervals, codec)
+            return self.touching(table, entries, intervals), False
+        cover = self.cover(table, entries, schema)
+        if newest:
+            return cover.newest(intervals, codec)
+        return cover.holding(intervals, codec), False
 
     def touching(
         self, table: str, entries: tuple[Entry, ...], intervals: Sequence[Interval] | None

@@ -126,8 +126,7 @@ class Reading:
             view.seen(self.intervals)
         self._probes = _probes(want, self.schema, self.codec)
         self._few = self._probes is not None and len(self._probes) <= _FEW_KEYS
-        entries = self._touching(view.entries, self.intervals)
-        self.tasks = self._plan(view, entries, self.intervals)
+        self.tasks = self._plan(view, view.entries, self.intervals)
 
     def table(self) -> pa.Table:
         """All rows, in memory."""
@@ -249,13 +248,20 @@ class Reading:
     # --- planning
 
     def _plan(
-        self, view: View, entries: Sequence[Entry], intervals: Sequence[Interval] | None
+        self, view: View, entries: tuple[Entry, ...], intervals: Sequence[Interval] | None
     ) -> list[ReadTask]:
         may_hold = None if self._probes is None else self._probes.may_be_in
+        touching, shadowed = self._touching(entries, intervals)
         try:
             return view.machine.run(
                 lambda state: plan_read(
-                    state, entries, intervals, view.as_of, raw=self.want.raw, may_hold=may_hold
+                    state,
+                    touching,
+                    intervals,
+                    view.as_of,
+                    raw=self.want.raw,
+                    may_hold=may_hold,
+                    shadowed=shadowed,
                 ),
                 timeout=self._seconds(),
                 state=view.data,
@@ -266,16 +272,23 @@ class Reading:
             fresh = view_of(self._handle.store, table, view.as_of, timeout=self._seconds())
             known = (*fresh.entries, *view.own)
             view = replace(view, data=fresh.data, entries=known)
-            return self._plan(view, self._touching(known, intervals), intervals)
+            return self._plan(view, known, intervals)
 
     def _touching(
         self, entries: tuple[Entry, ...], intervals: Sequence[Interval] | None
-    ) -> Sequence[Entry]:
-        """The entries that may have a row in an interval."""
-        overlay, table = self._handle.overlay, self.view.version.table
-        if self._few and intervals:
-            return overlay.holding(table, entries, intervals, self.schema, self.codec)
-        return overlay.touching(table, entries, intervals)
+    ) -> tuple[Sequence[Entry], bool]:
+        """The entries that may have a row in an interval that counts; whether they have them all.
+
+        SUBTLE: a version of a key that is in an entry hides all that the data shard has of it,
+        because what is not applied yet is later than all that is. A marker that the key was deleted
+        does so, too.
+        """
+        overlay, table, schema = self._handle.overlay, self.view.version.table, self.schema
+        if not self._few or not intervals:
+            return overlay.touching(table, entries, intervals), False
+        versions = schema.kind == "keyed" and schema.keys == schema.row_keys and not self.want.raw
+        newest = versions and self._probes is not None and len(self._probes) == 1
+        return overlay.holding(table, entries, intervals, schema, self.codec, newest=newest)
 
     def _pieces(self, task: ReadTask, limit: int | None) -> list[Piece]:
         parts = list(parts_of(task))
@@ -371,7 +384,7 @@ class Reading:
         fresh = view_of(self._handle.store, version.table, as_of, timeout=self._seconds())
         known = (*fresh.entries, *self.view.own)
         intervals = piece.task.own(piece.intervals)
-        tasks = self._plan(fresh, self._touching(known, intervals), intervals)
+        tasks = self._plan(fresh, known, intervals)
         read = [self.read(p) for task in tasks for p in self._pieces(task, None)]
         return united_tables(read, self.arrow)
 

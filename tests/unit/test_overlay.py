@@ -65,7 +65,8 @@ def test_keys_are_looked_for_in_the_rows_themselves(
         Interval(encoded, encoded + b"\0") for encoded in sorted(codec.encode((k,)) for k in keys)
     ]
     overlay = Overlay()
-    found = overlay.holding("t", tuple(entries), intervals, schema, codec)
+    found, shadowed = overlay.holding("t", tuple(entries), intervals, schema, codec)
+    assert not shadowed
     assert list(found) == sorted(found, key=lambda e: (e.time, e.ordinal))
     kept = {e.ordinal for e in found}
     needed = {n for n, values in enumerate(commits) if {*values} & {*keys}}
@@ -73,6 +74,15 @@ def test_keys_are_looked_for_in_the_rows_themselves(
     assert needed <= kept <= may
     if len(entries) >= 24 and not together:
         assert len(kept - needed) < 8, "only what is in no block is not looked into"
+    (key, *_) = intervals
+    newest, shadowed = overlay.holding("t", tuple(entries), [key], schema, codec, newest=True)
+    of_key = [e for e in entries if min(keys) in commits[e.ordinal]]
+    assert of_key[-1:] == [e for e in newest if e in of_key][-1:]
+    if shadowed:
+        assert of_key
+    if len(entries) >= 24 and not together:
+        assert len(newest) <= 8
+        assert shadowed == any(e.ordinal < len(entries) // 8 * 8 for e in of_key)
 
 
 def test_an_entry_is_decoded_once_and_the_oldest_is_forgotten_first() -> None:

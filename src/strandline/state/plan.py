@@ -72,13 +72,14 @@ def plan_read(
     *,
     raw: bool = False,
     may_hold: Callable[[Part], bool] | None = None,
+    shadowed: bool = False,
 ) -> list[ReadTask]:
     """The tasks that together give all rows in `intervals` (None: all) at `as_of`, by key.
 
     `entries` are the overlay: committed, not applied in `state`, at times up to `as_of`. Sources
     of different tasks share no key; those of one task may. `raw`: with all that ever was stored
     up to `as_of` and is there still. `may_hold` says of a part whether any row that is asked for
-    may be in it; parts without one are left out.
+    may be in it; parts without one are left out. `shadowed`: nothing that is applied counts.
     """
     wanted = [EVERYTHING] if intervals is None else united(intervals)
     if may_hold is not None:
@@ -89,10 +90,10 @@ def plan_read(
             return False
         return reference.time_min <= as_of if raw else reference.matters_at(as_of)
 
-    above = [r for r in level_zero(state) if matters(r)]
+    above = [] if shadowed else [r for r in level_zero(state) if matters(r)]
     tasks: list[ReadTask] = []
     for leaf, inside in by_leaf(state, wanted):
-        references = [r for r in _of_leaf(state, leaf) if matters(r)]
+        references = [] if shadowed else [r for r in _of_leaf(state, leaf) if matters(r)]
         sources: list[_Placed] = [
             *((r.place, r) for r in references),
             *((place, r) for r in above if (place := r.place.intersect(leaf.interval))),
