@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,7 +23,7 @@ from strandline.location import BlobMissing
 from strandline.overlay import Block
 from strandline.parts.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
-from strandline.parts.merge import Source, merge_read, visible
+from strandline.parts.merge import Source, merge_read, newest_time, visible
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import sort_table
 from strandline.parts.statistics import may_match
@@ -81,6 +82,23 @@ class Piece:
     """Of those row groups, rows at earlier times do not count."""
 
 
+class _Wanted(NamedTuple):
+    """What a piece needs of one part."""
+
+    number: int
+    """Of the entry that it belongs to; -1: of none."""
+    part: Part
+    intervals: list[Interval]
+    time: int
+    rows_from: int | None
+    columns: list[str]
+
+    @property
+    def last(self) -> int:
+        """No row is later."""
+        return self.time if self.part.time_max is None else self.part.time_max
+
+
 _typed: dict[tuple[str, int], tuple[TableSchema, KeyCodec]] = {}
 _arrows: dict[tuple[str, int, tuple[str, ...] | None, bool], pa.Schema] = {}
 _TYPED_MAX = 1_024
@@ -125,7 +143,11 @@ class Reading:
         if view.seen is not None:
             view.seen(self.intervals)
         self._probes = _probes(want, self.schema, self.codec)
-        self._few = self._probes is not None and len(self._probes) <= _FEW_KEYS
+        keys = 0 if self._probes is None else len(self._probes)
+        self._few = 0 < keys <= _FEW_KEYS
+        versions = self.schema.kind == "keyed" and self.schema.keys == self.schema.row_keys
+        self._one_row = keys == 1 and versions and not want.raw
+        """Whether the newest version of one key is all that is asked for."""
         self.tasks = self._plan(view, view.entries, self.intervals)
 
     def table(self) -> pa.Table:
@@ -286,9 +308,7 @@ class Reading:
         overlay, table, schema = self._handle.overlay, self.view.version.table, self.schema
         if not self._few or not intervals:
             return overlay.touching(table, entries, intervals), False
-        versions = schema.kind == "keyed" and schema.keys == schema.row_keys and not self.want.raw
-        newest = versions and self._probes is not None and len(self._probes) == 1
-        return overlay.holding(table, entries, intervals, schema, self.codec, newest=newest)
+        return overlay.holding(table, entries, intervals, schema, self.codec, newest=self._one_row)
 
     def _pieces(self, task: ReadTask, limit: int | None) -> list[Piece]:
         parts = list(parts_of(task))
@@ -453,11 +473,17 @@ class Reading:
         if piece.load is not None:
             rows, time = piece.load(self._seconds()), self.view.as_of
             return [Source(rows, time, distinct=False, rows_from=piece.rows_from)]
-        found = [*self._from_parts(piece, columns), *self._from_inline(piece, columns)]
+        inline = list(self._from_inline(piece, columns))
+        found = [*self._from_parts(piece, columns, [source for _, source in inline]), *inline]
         return [source for _, source in sorted(found, key=lambda item: item[0])]
 
-    def _from_parts(self, piece: Piece, columns: list[str]) -> list[tuple[int, Source]]:
-        """With the number of the entry that each belongs to; -1: of none."""
+    def _from_parts(
+        self, piece: Piece, columns: list[str], inline: Sequence[Source]
+    ) -> list[tuple[int, Source]]:
+        """With the number of the entry that each belongs to; -1: of none.
+
+        `inline`: the other sources of the piece.
+        """
         clean = self.is_clean(piece.task)
         timeless = self._timeless(piece.task)
         wanted = []
@@ -465,26 +491,46 @@ class Reading:
             inside = [both for i in piece.intervals if (both := i.intersect(place))]
             if inside and not self.skips(part, clean=clean):
                 extra = [] if clean else _own_columns(part, timeless)
-                wanted.append((number, part, inside, time, rows_from, [*columns, *extra]))
+                wanted.append(_Wanted(number, part, inside, time, rows_from, [*columns, *extra]))
 
-        def read(
-            item: tuple[int, Part, list[Interval], int, int | None, list[str]],
-        ) -> tuple[int, Source]:
-            number, part, inside, time, rows_from, names = item
+        def read(item: _Wanted) -> tuple[int, Source]:
             data = self._handle.store.reader.read(
-                part,
+                item.part,
                 self.schema,
-                columns=names,
-                intervals=inside,
+                columns=item.columns,
+                intervals=item.intervals,
                 timeout=self._seconds(),
             )
-            return number, Source(data, time, part.distinct, rows_from)
+            return item.number, Source(data, item.time, item.part.distinct, item.rows_from)
 
         # A few keys that are near are found sooner than other threads would begin, above all where
         # others keep the cores busy.
         if self._alone and not (self._few and self._handle.store.location.blob.near):
             return self._handle.store.env.parallel(read, wanted)
+        if self._one_row:
+            return self._newest_first(wanted, read, inline)
         return [read(item) for item in wanted]
+
+    def _newest_first(
+        self,
+        wanted: Sequence[_Wanted],
+        read: Callable[[_Wanted], tuple[int, Source]],
+        inline: Sequence[Source],
+    ) -> list[tuple[int, Source]]:
+        """What was read until a version of the key was found that is newer than all in the rest.
+
+        A marker that the key was deleted is a version, too.
+        """
+        as_of = self.view.as_of
+        newest = max((newest_time(source, as_of) for source in inline), default=-1)
+        found = {}
+        for at, item in sorted(enumerate(wanted), key=lambda each: each[1].last, reverse=True):
+            if item.last < newest:
+                break
+            found[at] = read(item)
+            newest = max(newest, newest_time(found[at][1], as_of))
+        # Of versions of one time the one in the later source counts.
+        return [found[at] for at in sorted(found)]
 
     def _from_inline(self, piece: Piece, columns: list[str]) -> Iterator[tuple[int, Source]]:
         entries = [(n, e) for n, e in enumerate(piece.task.entries) if e.batch.inline]

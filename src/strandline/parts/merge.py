@@ -22,7 +22,16 @@ from strandline.parts.plain import int64s
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.sort import sort_table
 
-__all__ = ["Source", "constant", "last_rows", "merge_read", "prepare_batch", "sums", "visible"]
+__all__ = [
+    "Source",
+    "constant",
+    "last_rows",
+    "merge_read",
+    "newest_time",
+    "prepare_batch",
+    "sums",
+    "visible",
+]
 
 _FEW_ROWS = 10_000
 
@@ -93,6 +102,15 @@ def merge_read(
         return _consolidated(_united(_with_diffs(found), [*names, DIFF], stored), schema.keys)
     timed = [_with_time(t, s.time) for s, t in kept]
     return _newest(timed, names, schema)
+
+
+def newest_time(source: Source, as_of: int) -> int:
+    """The time of the newest update up to `as_of`; -1: there is none, or it is history."""
+    table = _until(source, as_of)
+    if not table.num_rows or END in table.column_names:
+        return -1
+    newest: int = pc.max(table.column(TIME)).as_py() if TIME in table.column_names else source.time
+    return newest
 
 
 def visible(source: Source, as_of: int) -> pa.Table:
