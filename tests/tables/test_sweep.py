@@ -14,6 +14,7 @@ import strandline as sl
 import strandline.txn.apply
 from strandline.env import Deadline
 from strandline.ids import ObjectKey
+from strandline.location.retry import RetryingBlob
 from strandline.shard.probe import location_time
 from strandline.state.commands import Expire
 from strandline.state.model import Session
@@ -101,6 +102,34 @@ def test_a_look_at_the_clock_that_could_not_be_cleared_up_after_is_swept(
     location = replace(store.location, blob=FaultyBlob(store.location.blob, faults))
     location_time(location, store.txns.machine, store.env, Deadline(store.env, 60))
     session = store.session
+    assert len(objects(db, session)) == 1
+    gone.close()
+    assert states(db)[session] == "acknowledged"
+    assert swept(db).objects == 1
+    assert objects(db, session) == set()
+
+
+def test_a_put_that_arrives_behind_its_repetition_is_swept(
+    open_database: Open, db: sl.Database, table: sl.Table
+) -> None:
+    # The clock was read at the second try, and that one was cleared up after.
+    gone = open_database(settings=PARTS)
+    store = gone._handle.store
+    puts: list[int] = []
+
+    def first(call: Call) -> Fault | None:
+        if call.kind == "put":
+            puts.append(call.number)
+        return LATE if call.kind == "put" and len(puts) == 1 else None
+
+    faults = Faults(first)
+    blob = RetryingBlob(FaultyBlob(store.location.blob, faults), store.env)
+    location = replace(store.location, blob=blob)
+    location_time(location, store.txns.machine, store.env, Deadline(store.env, 60))
+    session = store.session
+    assert len(puts) == 2
+    assert objects(db, session) == set()
+    faults.land(0)
     assert len(objects(db, session)) == 1
     gone.close()
     assert states(db)[session] == "acknowledged"

@@ -14,7 +14,7 @@ from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
 from strandline.location.consensus import Consensus, Record
 from strandline.location.failures import Refused
 
-__all__ = ["RetryingBlob", "RetryingConsensus"]
+__all__ = ["RetryingBlob", "RetryingConsensus", "each_try"]
 
 T = TypeVar("T")
 
@@ -142,6 +142,20 @@ class RetryingBlob:
             return self._blob.get(key, timeout=timeout) == data
         except BlobMissing:
             return False  # it was there, and was deleted
+
+
+def each_try(blob: Blob, call: Callable[[Blob, float], T], timeout: float) -> T:
+    """What `call` returns, given a Blob that tries once and the seconds that are left.
+
+    It is called as often as the Blob itself would try: for who has to know of each try.
+    """
+    if isinstance(blob, RetryingBlob):
+        return _persistently(
+            blob._env,  # noqa: SLF001  of this module
+            lambda left: call(blob._blob, left),  # noqa: SLF001
+            timeout,
+        )
+    return call(blob, timeout)
 
 
 class RetryingConsensus:

@@ -7,7 +7,8 @@ import logging
 from strandline.env import Deadline, Env
 from strandline.errors import LocationError
 from strandline.ids import ObjectKey, new_probe_id
-from strandline.location import Location
+from strandline.location import Blob, Location
+from strandline.location.retry import each_try
 from strandline.shard.machine import Machine
 
 __all__ = ["location_time"]
@@ -21,21 +22,28 @@ def location_time(location: Location, machine: Machine, env: Env, deadline: Dead
     Puts a tiny object of the machine's session and deletes it. Errors: LocationError.
     """
     blob = location.blob
-    key = str(ObjectKey(machine.session, machine.shard, "probe", new_probe_id(env)))
-    was_put = was_deleted = False
+
+    def put(once: Blob, left: float) -> str:
+        # SUBTLE: a try that was not answered may arrive after all, also behind a later one and the
+        # deletion. So each has a name of its own, and the sweep of this session looks for those.
+        key = str(ObjectKey(machine.session, machine.shard, "probe", new_probe_id(env)))
+        try:
+            once.put(key, b"", timeout=left)
+        except BaseException as error:
+            if not isinstance(error, LocationError) or error.may_have_happened:
+                machine.begins(key)
+            raise
+        return key
+
+    key = each_try(blob, put, deadline.remaining())
     try:
-        blob.put(key, b"", timeout=deadline.remaining())
-        was_put = True
         for found in blob.list(key, timeout=deadline.remaining()):
             return found.modified
     finally:
         try:
             blob.delete(key, timeout=deadline.remaining())
-            was_deleted = True
         except LocationError as error:
             _log.warning("%s, which nobody needs, could not be deleted: %s", key, error)
-        if not (was_put and was_deleted):
-            # It may be there, or be under way still: the sweep of this session finds it.
             machine.begins(key)
     raise LocationError(
         f"the object {key} was put and is not listed: the location's clock cannot be read",
