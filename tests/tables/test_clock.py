@@ -51,6 +51,29 @@ def test_a_clock_that_differs_from_the_locations_is_refused(place: str, off: int
         assert len(wrong.table("readings")) == 2
 
 
+def test_t17_neither_a_time_to_come_is_read_nor_a_clock_a_year_ahead_believed(place: str) -> None:
+    """CASES T17."""
+    with opened(place) as db, opened(place) as wrong:
+        table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")
+        other = db.create_table("other", READINGS, row_keys="sensor", sort_keys="at")
+        first = table.append(ROW)
+        later = sl.Micros(first.micros + HOUR)
+        with pytest.raises(sl.AsOfInFuture):
+            table.as_of(later).scan().to_arrow()
+        with pytest.raises(sl.AsOfInFuture):
+            db.sql("select * from readings", as_of=later)
+        shift(wrong, YEAR)
+        tx = wrong.transaction()
+        tx["readings"].append(ROW)
+        tx["other"].append(ROW)
+        with pytest.raises(sl.ClockSkew):
+            tx.commit()
+        second = other.append(ROW)
+        assert 0 < second.micros - first.micros < HOUR
+        assert (len(table), len(other)) == (1, 1)
+        assert (len(wrong["readings"]), len(wrong["other"])) == (1, 1)
+
+
 def test_a_clock_that_is_ahead_poisons_not_even_a_new_database(place: str) -> None:
     with opened(place) as wrong:
         shift(wrong, YEAR)
