@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.location.files import FileBlob
+from strandline.location.memory import MemoryBlob
 from strandline.parts.read import PartReader
 from strandline.txn.apply import apply_table
 
@@ -49,7 +51,7 @@ def test_the_newest_part_that_has_the_key_is_the_last_that_is_read(
     db = open_database(settings=PLAIN)
     table = db.create_table("t", SCHEMA, row_keys="k", kind="keyed")
     first = table.upsert(many(1))
-    second = table.upsert(many(2, range(0, 20_000, 1)))
+    second = table.upsert(many(2))
     table.upsert(many(3, range(0, 40_000, 2)))
     if apply:
         applied(table)
@@ -70,10 +72,16 @@ def test_the_newest_part_that_has_the_key_is_the_last_that_is_read(
     assert len(read) <= 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "near"), [*((n, True) for n in range(4)), (4, False), (5, False)])
 def test_at_every_time_each_key_has_the_version_that_a_model_has(
-    open_database: Callable[..., sl.Database], seed: int
+    open_database: Callable[..., sl.Database],
+    seed: int,
+    near: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # What is far is read side by side, and all of it.
+    monkeypatch.setattr(FileBlob, "near", near)
+    monkeypatch.setattr(MemoryBlob, "near", near)
     rng = random.Random(seed)
     db = open_database(
         settings=sl.Settings(background=False, inline_bytes_max=rng.choice([0, 400]))
