@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,7 @@ from strandline.state.codec import decode_receipt, decode_record, decode_rollup
 from strandline.state.commands import Heartbeat
 from strandline.state.garbage import touches_references
 from strandline.state.invariants import broken
+from strandline.state.model import Rollup
 from strandline.state.pages import Page
 from strandline.state.replay import State
 from strandline.table import Table
@@ -181,12 +182,8 @@ def live_and_dead(db: Database, world: World) -> tuple[set[str], set[str]]:
         if not state.seqno:
             continue
         found, waiting = shard.run(_named, state=state)
-        rollups = shard.run(lambda s: [r.key for _, r in s.rollups.range()], state=state)
-        for each in world.opened:
-            for other in each._handle.store.machines() if not each._handle.closed else ():
-                sealed = other._upkeep.sealed
-                rollups += [] if sealed is None else [sealed.rollup.key]
-        for key in rollups:
+        rollups = shard.run(lambda s: [r for _, r in s.rollups.range()], state=state)
+        for key in [*(rollup.key for rollup in rollups), *_to_be_named(world, shard, rollups)]:
             live.add(key)
             manifest = decode_rollup(world.store.objects[key][0], key)
             for pages in manifest.pages.values():
@@ -194,6 +191,18 @@ def live_and_dead(db: Database, world: World) -> tuple[set[str], set[str]]:
         live |= found
         dead |= waiting
     return live, dead
+
+
+def _to_be_named(world: World, shard: Machine, rollups: Sequence[Rollup]) -> Iterator[str]:
+    """Rollups of that shard which were written and may be named by a record still to come."""
+    for each in world.opened:
+        for other in each._handle.store.machines() if not each._handle.closed else ():
+            sealed = other._upkeep.sealed
+            if other.shard != shard.shard or sealed is None:
+                continue
+            newer = not rollups or sealed.rollup.seqno > rollups[-1].seqno
+            if newer and (sealed.base is None or sealed.base.key in {r.key for r in rollups}):
+                yield sealed.rollup.key
 
 
 def _named(state: State) -> tuple[set[str], set[str]]:
