@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from strandline.errors import LocationError
+from strandline.location.files import FileBlob
 from tests.cli.helpers import Run
 
 
@@ -75,6 +77,28 @@ def test_without_a_database_the_message_says_how_to_name_one(
 def test_damage_ends_with_status_1(lake: Run, tmp_path: Path) -> None:
     (tmp_path / "lake" / "strandline.json").write_text("{}", encoding="utf-8")
     assert "strandline.json" in lake("tables", status=1).error
+
+
+def test_a_vacuum_that_leaves_objects_behind_ends_with_status_1(
+    lake: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = ["--property", "retention=0 seconds", "--property", "deletion_delay=0 seconds"]
+    lake("create", "t", "--schema", "sensor int64, at timestamp", "--row-keys", "sensor", *keep)
+    for _ in range(2):
+        lake("sql", "insert into t select sensor, at from readings")
+        lake("compact", "t", "--strategy", "full")
+
+    def refused(_: FileBlob, key: str, *, timeout: float) -> None:
+        raise LocationError(f"{key}: permission denied", may_have_happened=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileBlob, "delete", refused)
+        said = lake("vacuum", "t", "-o", "json", status=1)
+    assert said.json[0]["left"] > 0
+    assert f"{said.json[0]['left']} objects" in said.err
+    said = lake("vacuum", "t", "-o", "json")
+    assert said.json[0]["left"] == 0 < said.json[0]["objects"]
+    assert said.err == ""
 
 
 def test_the_demo_removes_nothing_that_it_did_not_make(run: Run, tmp_path: Path) -> None:

@@ -374,6 +374,50 @@ def test_a_log_that_begins_later_says_so(world: World) -> None:
     assert {row["kind"] for row in held} == {"hold: retention", "session"}
 
 
+# --- deletes that are not answered
+
+
+@pytest.mark.parametrize("fault", [FAIL_BEFORE, FAIL_AFTER])
+def test_a_vacuum_tells_of_objects_that_no_answer_said_are_gone(world: World, fault: Fault) -> None:
+    table = grown(world.open())
+    refused: list[str] = []
+
+    def refuse_two(call: Call) -> Fault | None:
+        if call.kind == "delete" and "/part/" in call.key and len(refused) < 2:
+            refused.append(call.key)
+            return fault
+        return None
+
+    (report,) = world.open(refuse_two).vacuum("t")
+    assert not report.shard.complete
+    assert report.shard.left == len(refused) == 2
+    assert report.shard.objects > 10, "the others go all the same"
+    (again,) = world.open().vacuum("t")
+    assert again.shard.complete
+    assert not world.objects() & set(refused)
+    assert keys(table) == list(range(12))
+
+
+def test_a_location_that_deletes_nothing_is_not_asked_for_everything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.shard.deleting._BITE", 4)
+    monkeypatch.setattr("strandline.shard.deleting._UNANSWERED_MAX", 6)
+    grown(world.open())
+    asked: list[str] = []
+
+    def refuse(call: Call) -> Fault | None:
+        if call.kind == "delete" and "/part/" in call.key:
+            asked.append(call.key)
+            return FAIL_BEFORE
+        return None
+
+    (report,) = world.open(refuse).vacuum("t")
+    assert report.shard.objects == 0
+    assert len(asked) == 8 < report.shard.left
+    assert set(asked) <= world.objects()
+
+
 # --- prune
 
 

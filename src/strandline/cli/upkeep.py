@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from enum import StrEnum
@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from strandline.cli.app import LONG_SECONDS, Timeout, command, open_database
+from strandline.cli.app import EXIT_FAILED, LONG_SECONDS, Timeout, command, open_database
 from strandline.cli.loading import spark_session
-from strandline.cli.output import Form, Output, emit
+from strandline.cli.output import Form, Output, emit, note
 from strandline.cli.progress import bar
 
 __all__ = ["compact", "prune", "reported", "vacuum"]
@@ -43,6 +43,7 @@ VACUUMED = pa.schema(
         ("rollups", pa.int64()),
         ("records", pa.int64()),
         ("damaged", pa.list_(pa.string())),
+        ("left", pa.int64()),
     ]
 )
 PRUNED = pa.schema(
@@ -53,6 +54,7 @@ PRUNED = pa.schema(
         ("objects", pa.int64()),
         ("bytes", pa.int64()),
         ("waiting", pa.string()),
+        ("left", pa.int64()),
     ]
 )
 
@@ -131,14 +133,15 @@ def vacuum(
     ] = False,
     timeout: Timeout = LONG_SECONDS,
     output: Output = Form.TABLE,
-) -> None:
+) -> int:
     """Delete objects that nothing needs any more, and shorten the logs.
 
     An object goes once nothing refers to it, nobody holds it, and the table's deletion_delay has
     passed since a vacuum saw it dead: so the first run deletes little, and a later one the rest.
     What waits is said with what it waits for: a rollup, a hold, the delay, or a receipt. Without
     TABLE, what tables left that were dropped goes as well. With --dry-run, records is the one that
-    the log would begin with.
+    the log would begin with. Objects of which no answer said that they are gone are left for the
+    next run, and the exit status is 1.
     """
     with open_database(ctx, write=not dry_run) as db, bar("vacuuming") as report:
         done = db.vacuum(
@@ -157,11 +160,13 @@ def vacuum(
             "rollups": each.shard.rollups,
             "records": each.shard.records,
             "damaged": list(each.shard.damaged),
+            "left": each.shard.left,
         }
         for each in done
     ]
     title = "what would go" if dry_run else "what went"
     emit(pa.Table.from_pylist(rows, schema=VACUUMED), output, title=title, whole=True)
+    return _completed(rows)
 
 
 @command("prune", example="strandline prune --before 2026-01-31T00:00:00Z", panel=PANEL)
@@ -176,7 +181,7 @@ def prune(
     names: Names = None,
     timeout: Timeout = LONG_SECONDS,
     output: Output = Form.TABLE,
-) -> None:
+) -> int:
     """Give up history before a time, whatever the retention says; then vacuum.
 
     History goes from its beginning only, and only as far as nobody holds it: held_by says who does,
@@ -197,10 +202,23 @@ def prune(
             "objects": 0 if each.shard is None else each.shard.objects,
             "bytes": 0 if each.shard is None else each.shard.bytes,
             "waiting": "" if each.shard is None else _waiting(each.shard.waiting),
+            "left": 0 if each.shard is None else each.shard.left,
         }
         for each in done
     ]
     emit(pa.Table.from_pylist(rows, schema=PRUNED), output, whole=True)
+    return _completed(rows)
+
+
+def _completed(rows: Iterable[Mapping[str, Any]]) -> int:
+    """The exit status of a run that may have left objects behind, after telling so."""
+    left = sum(row["left"] for row in rows)
+    if left:
+        note(
+            f"strandline: not complete: {left} objects that nothing needs are left, because the "
+            "location did not say that they are gone; run it again"
+        )
+    return EXIT_FAILED if left else 0
 
 
 def _waiting(counts: Mapping[str, int]) -> str:

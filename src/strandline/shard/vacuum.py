@@ -3,8 +3,8 @@
 `strandline.state.garbage` plans; here is what touches the location. Every step rests on a record
 that is in the log before the next begins, so that a run may end anywhere: what it had not done is
 planned again by the next one, and deleting what is gone already changes nothing. It fails closed:
-a request that is not answered, or a listing that is not complete, ends the run, and nothing that
-comes after it is deleted.
+a look that is not answered, or a listing that is not complete, ends the run, and nothing that comes
+after it is deleted. An object whose delete is not answered stays dead, and is told of as left.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from strandline.env import Deadline, Env
-from strandline.errors import Corruption, LocationError
+from strandline.errors import Corruption
 from strandline.location import BlobMissing, Location
+from strandline.shard.deleting import deletions
 from strandline.shard.machine import Machine
 from strandline.shard.opening import Log
 from strandline.shard.probe import location_time
@@ -32,9 +33,6 @@ from strandline.state.replay import State
 __all__ = ["ShardVacuum", "Vacuum"]
 
 A = TypeVar("A")
-
-_DELETES = 1_000
-"""Objects that are deleted before a record says so."""
 
 _log = logging.getLogger("strandline")
 
@@ -57,6 +55,14 @@ class ShardVacuum:
     """Records truncated; with `dry_run` the seqno before which they would be."""
     damaged: tuple[str, ...] = ()
     """Rollups, by key, that could not be read back; nothing rests on them."""
+    left: int = 0
+    """Objects that were to be deleted, and may still be there: of some no delete was answered, and
+    after too many of those the rest was not tried. The next run goes on with them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that could go is gone."""
+        return not self.left
 
 
 class Vacuum:
@@ -114,10 +120,12 @@ class Vacuum:
             self._verify_newest()
         retired = self._retire(now)
         records = self._truncate(self._copy(now))
-        deleted = self._delete(self._planned(now).delete)
+        dead = self._planned(now).delete
+        deleted = self._delete(dead)
         if deleted:  # else what receipts tell of is as it was; it takes a look at every part
             self._drop_receipts()
-        return self._report(deleted, self._planned(now), retired, records)
+        left = len(dead) - len(deleted)
+        return self._report(deleted, self._planned(now), retired, records, left)
 
     # --- what there is to do
 
@@ -139,7 +147,12 @@ class Vacuum:
         return self._machine.submit(command, timeout=self._deadline.remaining())
 
     def _report(
-        self, deleted: Sequence[tuple[Key, Dead]], plan: VacuumPlan, rollups: int, records: int
+        self,
+        deleted: Sequence[tuple[Key, Dead]],
+        plan: VacuumPlan,
+        rollups: int,
+        records: int,
+        left: int = 0,
     ) -> ShardVacuum:
         return ShardVacuum(
             shard=self._machine.shard,
@@ -149,6 +162,7 @@ class Vacuum:
             rollups=rollups,
             records=records,
             damaged=tuple(sorted(self._damaged)),
+            left=left,
         )
 
     # --- the location's clock
@@ -298,28 +312,16 @@ class Vacuum:
     def _delete(self, dead: Sequence[tuple[Key, Dead]]) -> list[tuple[Key, Dead]]:
         """Deletes objects and then forgets them, some at a time; those that are gone now."""
         done: list[tuple[Key, Dead]] = []
-        for bite in _bites(dead, _DELETES):
-            gone = self._env.parallel(self._gone, bite)
-            forgotten = [item for item, there in zip(bite, gone, strict=True) if there]
-            if forgotten:
+        for gone in deletions(
+            self._location, self._env, dead, lambda item: item[1].key, deadline=self._deadline
+        ):
+            if gone:
                 # SUBTLE: not before: what is forgotten and still there would be found by nobody.
-                self._submit(Collect(tuple(key for key, _ in forgotten)))
-            done += forgotten
+                self._submit(Collect(tuple(key for key, _ in gone)))
+            done += gone
             if self._progress is not None:
                 self._progress(len(done), len(dead))
-            if len(forgotten) < len(bite):
-                break  # a location that refuses one is not asked for thousands
         return done
-
-    def _gone(self, item: tuple[Key, Dead]) -> bool:
-        """Deletes one object. Only a definite answer counts, "deleted" or "not there"."""
-        key = item[1].key
-        try:
-            self._location.blob.delete(key, timeout=self._deadline.remaining())
-        except LocationError as error:
-            _log.warning("%s could not be deleted and is tried again later: %s", key, error)
-            return False
-        return True
 
     def _drop_receipts(self) -> None:
         """Lets go of receipts none of whose objects is there any more."""

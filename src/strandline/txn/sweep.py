@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from strandline.env import Deadline
-from strandline.errors import Corruption, LocationError, UsageError
+from strandline.errors import Corruption, UsageError
 from strandline.ids import ObjectKey
 from strandline.location import BlobInfo, BlobMissing
+from strandline.shard.deleting import deletions
 from strandline.shard.machine import Machine
 from strandline.shard.opening import Log
 from strandline.shard.probe import location_time
@@ -30,7 +31,6 @@ from strandline.txn.store import Store
 
 __all__ = ["Registered", "Sweep", "all_machines", "listed_of", "needed_of", "registered", "sweep"]
 
-_DELETES = 1_000
 _log = logging.getLogger("strandline")
 
 
@@ -48,6 +48,8 @@ class Sweep:
     """Bytes of them."""
     waiting: Mapping[str, int] = field(default_factory=dict)
     """Other ended sessions by what they wait for: "acknowledgement", "delay"."""
+    left: int = 0
+    """Objects that were to be deleted, and may be there: no answer said that they are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ def sweep(
         command = Swept(each.name, at, last)
         done = each.machine.submit(command, timeout=deadline.remaining())
         finished += bool(done and last)
-    return Sweep(len(due), finished, len(deleted), sum(info.size for info in deleted), waiting)
+    left = sum(map(len, garbage.values())) - len(deleted)
+    size = sum(info.size for info in deleted)
+    return Sweep(len(due), finished, len(deleted), size, waiting, left)
 
 
 def _location_time(store: Store, deadline: Deadline) -> int:
@@ -265,30 +269,13 @@ def _delete(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[list[BlobInfo], set[str]]:
     """Deletes the objects; those that are gone now, and the sessions of which some may not be."""
-
-    def gone(info: BlobInfo) -> bool:
-        try:
-            store.location.blob.delete(info.key, timeout=deadline.remaining())
-        except LocationError as error:
-            _log.warning("%s could not be deleted and is tried again later: %s", info.key, error)
-            return False
-        return True
-
     items = [(name, info) for name, infos in garbage.items() for info in infos]
-    deleted: list[BlobInfo] = []
-    failed: set[str] = set()
-    for start in range(0, len(items), _DELETES):
-        bite = items[start : start + _DELETES]
-        done = store.env.parallel(gone, [info for _, info in bite])
-        for (name, info), is_gone in zip(bite, done, strict=True):
-            if is_gone:
-                deleted.append(info)
-            else:
-                failed.add(name)
+    deleted: list[tuple[str, BlobInfo]] = []
+    for gone in deletions(
+        store.location, store.env, items, lambda item: item[1].key, deadline=deadline
+    ):
+        deleted += gone
         if progress is not None:
             progress(len(deleted), len(items))
-        if failed:
-            # A location that refuses one is not asked for thousands.
-            failed |= {name for name, _ in items[start + _DELETES :]}
-            break
-    return deleted, failed
+    failed = {name for name, _ in set(items).difference(deleted)}
+    return [info for _, info in deleted], failed

@@ -117,7 +117,13 @@ def _swept(
     if not done.sessions and not done.waiting:
         return None
     shard = ShardVacuum(
-        shard="", objects=done.objects, bytes=done.bytes, waiting=done.waiting, rollups=0, records=0
+        shard="",
+        objects=done.objects,
+        bytes=done.bytes,
+        waiting=done.waiting,
+        rollups=0,
+        records=0,
+        left=done.left,
     )
     return TableVacuum(SESSIONS, dropped=False, shard=shard)
 
