@@ -44,7 +44,7 @@ COMMANDS = [
     "confirm-clock",
     "vacuum",
     "vacuum readings --dry-run",
-    "prune --before 2020-01-01T00:00:00Z",
+    "prune --before 2020-01-01T00:00:00Z --yes",
     "usage",
     "sessions",
     "inspect log",

@@ -13,18 +13,19 @@ def test_the_sessions_of_a_worker_are_listed_and_forced_to_end(lake: Run) -> Non
         (mine,) = [row for row in rows if row["session"] == lease.session]
         assert (mine["worker"], mine["state"], mine["holds"]) == ("worker-1", "open", ["readings"])
         with sl.connect("lake") as other, other.table("readings").attach("worker-2"):
-            done = lake("sessions", "--force-ack", lease.session, "--output", "json").json
+            done = lake("sessions", "--force-ack", lease.session, "--yes", "--output", "json").json
             assert done == [{"acknowledged": lease.session}]
             rows = lake("sessions", "--output", "json").json
             states = {row["session"]: row["state"] for row in rows}
             assert states[lease.session] == "acknowledged"
-            done = lake("sessions", "--force-ack-worker", "worker-2", "--output", "json").json
+            said = lake("sessions", "--force-ack-worker", "worker-2", "--yes", "--output", "json")
+            done = said.json
             assert len(done) == 1
         lease.release()
 
 
 def test_what_is_not_there_cannot_be_acknowledged(lake: Run) -> None:
-    said = lake("sessions", "--force-ack", "w0123456789abcdef", status=2)
+    said = lake("sessions", "--force-ack", "w0123456789abcdef", "--yes", status=2)
     assert "there is no session" in said.err
     said = lake("sessions", "--force-ack", "a", "--force-ack-worker", "b", status=2)
     assert "not both" in said.err

@@ -18,7 +18,16 @@ from typer.exceptions import TyperException
 import strandline as sl
 from strandline.cli.output import note
 
-__all__ = ["LONG_SECONDS", "Timeout", "app", "command", "open_database", "url_of"]
+__all__ = [
+    "LONG_SECONDS",
+    "Timeout",
+    "Yes",
+    "app",
+    "command",
+    "confirm",
+    "open_database",
+    "url_of",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +39,7 @@ Timeout = Annotated[
 ]
 LONG_SECONDS = 86_400.0
 """Default of commands whose work grows with the data."""
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 class _Program(TyperGroup):
@@ -154,6 +164,21 @@ def url_of(ctx: typer.Context) -> str:
             "which database? pass --url URL before the command, or set STRANDLINE_URL"
         )
     return options.url
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks before something is done that cannot be undone; ends the program unless told to go on.
+
+    Only a person who can see the question can answer it: what is piped in is no answer, so without
+    a terminal it is a `UsageError` that names --yes.
+    """
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise sl.UsageError(f"{question} No terminal to ask at: pass --yes to say so")
+    if not typer.confirm(question, err=True):
+        note("strandline: not confirmed, so nothing was done")
+        raise typer.Exit(EXIT_FAILED)
 
 
 @contextmanager

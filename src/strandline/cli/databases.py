@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 import typer
 
 import strandline as sl
-from strandline.cli.app import command, open_database, url_of
+from strandline.cli.app import Yes, command, confirm, open_database, url_of
 from strandline.cli.files import schema_of_file
 from strandline.cli.output import Form, Output, emit
 from strandline.cli.parsing import names_of, pairs_of, points_of, schema_of
@@ -152,15 +151,14 @@ def create(
 def drop(
     ctx: typer.Context,
     name: TableName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     missing_ok: Annotated[
         bool, typer.Option("--missing-ok", help="It is fine if there is none.")
     ] = False,
     output: Output = Form.TABLE,
 ) -> None:
     """Drop a table. A read as of an earlier time goes on seeing it while it is kept."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Drop table {name!r}?", abort=True, err=True)
+    confirm(f"Drop table {name!r}?", yes=yes)
     with open_database(ctx, write=True) as db:
         commit = db.drop_table(name, missing_ok=missing_ok)
     _emit_done("dropped" if commit else "there was none", name, commit, output)

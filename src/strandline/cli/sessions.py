@@ -8,7 +8,7 @@ import pyarrow as pa
 import typer
 
 import strandline as sl
-from strandline.cli.app import command, open_database
+from strandline.cli.app import Yes, command, confirm, open_database
 from strandline.cli.output import Form, Output, emit
 
 __all__ = ["sessions"]
@@ -31,6 +31,7 @@ def sessions(
             "--force-ack-worker", metavar="WORKER", help="The same of all sessions of a worker."
         ),
     ] = None,
+    yes: Yes = False,
     output: Output = Form.TABLE,
 ) -> None:
     """Show who writes, or wrote, to each shard, and what they have not committed.
@@ -48,6 +49,8 @@ def sessions(
             rows = db.sessions()
         emit(rows, output, title=f"{rows.num_rows} sessions", whole=True)
         return
+    whose = f"session {force_ack}" if force_ack else f"all sessions of {force_ack_worker}"
+    confirm(f"Is the owner of {whose} stopped for good?", yes=yes)
     with open_database(ctx, write=True) as db:
         done = db.force_ack(session=force_ack, worker=force_ack_worker)
     emit(pa.table({"acknowledged": done}, schema=_ACKNOWLEDGED), output, whole=True)

@@ -11,7 +11,15 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from strandline.cli.app import EXIT_FAILED, LONG_SECONDS, Timeout, command, open_database
+from strandline.cli.app import (
+    EXIT_FAILED,
+    LONG_SECONDS,
+    Timeout,
+    Yes,
+    command,
+    confirm,
+    open_database,
+)
 from strandline.cli.loading import spark_session
 from strandline.cli.output import Form, Output, emit, note
 from strandline.cli.progress import bar
@@ -169,7 +177,7 @@ def vacuum(
     return _completed(rows)
 
 
-@command("prune", example="strandline prune --before 2026-01-31T00:00:00Z", panel=PANEL)
+@command("prune", example="strandline prune --before 2026-01-31T00:00:00Z --yes", panel=PANEL)
 def prune(
     ctx: typer.Context,
     before: Annotated[
@@ -179,6 +187,7 @@ def prune(
         ),
     ],
     names: Names = None,
+    yes: Yes = False,
     timeout: Timeout = LONG_SECONDS,
     output: Output = Form.TABLE,
 ) -> int:
@@ -187,6 +196,8 @@ def prune(
     History goes from its beginning only, and only as far as nobody holds it: held_by says who does,
     and since, from when on the table can be read now.
     """
+    of = ", ".join(names) if names else "all tables"
+    confirm(f"Give up the history of {of} before {before}?", yes=yes)
     with open_database(ctx, write=True) as db, bar("pruning") as report:
         done = db.prune(
             names or None,
