@@ -8,11 +8,24 @@ from datetime import UTC, datetime, timedelta
 
 from strandline.errors import UsageError
 
-__all__ = ["Commit", "Micros", "Progress", "datetime_of", "micros_of", "parse_as_of"]
+__all__ = [
+    "TIME_MAX",
+    "Commit",
+    "Micros",
+    "Progress",
+    "datetime_of",
+    "micros_of",
+    "parse_as_of",
+]
+
+TIME_MAX = (1 << 63) - 2
+"""The greatest time of an update, a since or an `as_of`; upper, which is beyond all of its updates,
+may be one more. So no filter for "up to" or "before" a time can have an update beyond it."""
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_TIME_MAX = (1 << 63) - 1
+_MICROS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _FORMS = (
     'a datetime with a time zone, an ISO string with one ("2026-11-20T10:00:00Z"), '
     "strandline.Micros(n) (microseconds since 1970-01-01 UTC), or a Commit"
@@ -34,8 +47,10 @@ class Micros:
     def __post_init__(self) -> None:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             raise UsageError(f"Micros takes an int of microseconds, not {self.value!r}")
-        if not 0 <= self.value <= _TIME_MAX:
-            raise UsageError(f"Micros({self.value}) is out of range: 0 to 2**63 - 1")
+        if not 0 <= self.value <= _MICROS_MAX:
+            raise UsageError(
+                f"Micros({self.value}) is out of range: 0 to {_MICROS_MAX}, the end of year 9999"
+            )
 
     @property
     def time(self) -> datetime:
@@ -95,7 +110,7 @@ class Progress:
             return cls(-1)
         if not _PROGRESS.fullmatch(text):
             raise UsageError(f"{text!r} is no progress of a subscription: p and 16 hex digits")
-        return cls(int(text[1:], 16))
+        return cls(Micros(int(text[1:], 16)).value)
 
 
 def datetime_of(micros: int) -> datetime:

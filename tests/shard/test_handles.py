@@ -1,5 +1,6 @@
 """What handles accept and refuse, and who a shard belongs to."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from strandline.errors import (
 from strandline.location import Location
 from strandline.shard import Batch, SnapshotSplit, new_shard_id, open_shard, read_split
 from strandline.state.commands import Expire
+from strandline.times import TIME_MAX
 from tests.shard.helpers import QUIET, SHARD, WORDS, Pair, listed, opened, rows, updates
 
 PAIRS = pa.schema(
@@ -204,6 +206,78 @@ def test_updates_that_do_not_fit_change_nothing(
         write.compare_and_append(data, 0, 5, **options)
     assert write.fetch_upper() == 0
     assert objects(location) == []
+
+
+@pytest.mark.parametrize("new_upper", [TIME_MAX + 1, None])
+def test_an_update_at_the_greatest_time_stays_whatever_is_compacted(
+    location: Location, pair: Pair, new_upper: int | None
+) -> None:
+    write, read = pair
+    write.compare_and_append(updates(("a", 3, 1), ("b", TIME_MAX, 1)), 0, new_upper)
+    write.compact("full")
+    assert listed(next(read.listen(-1)).updates) == [("a", 3, 1), ("b", TIME_MAX, 1)]
+    assert read.downgrade_since(TIME_MAX) == TIME_MAX
+    write.compact("full")
+    assert rows(location, read, TIME_MAX) == {"a": 1, "b": 1}
+    listen = read.listen(TIME_MAX, until=TIME_MAX + 1)
+    assert list(listen) == []
+
+
+@pytest.mark.parametrize("data", ["table", "stream"])
+@pytest.mark.parametrize("time", [TIME_MAX + 1, -1])
+def test_an_update_at_a_time_that_there_cannot_be_is_refused(
+    location: Location, pair: Pair, time: int, data: str
+) -> None:
+    write, _ = pair
+
+    def late() -> Any:
+        table = updates(("a", 0, 1), ("b", time, 1))
+        return table if data == "table" else table.to_reader()
+
+    builder = write.batch_builder()
+    for refused in (
+        lambda: write.compare_and_append(late(), 0, None),
+        lambda: write.append(late(), None),
+        lambda: builder.add(late()),
+    ):
+        with pytest.raises(UsageError, match=f"an update at {time}"):
+            refused()
+    assert write.fetch_upper() == 0
+    assert objects(location) == []
+
+
+def test_no_time_is_beyond_the_greatest_but_an_upper(pair: Pair) -> None:
+    write, read = pair
+    hold = read.hold("mine")
+    end = TIME_MAX + 1
+    for refused in (
+        lambda: read.downgrade_since(end),
+        lambda: hold.downgrade_since(end),
+        lambda: read.hold("another", end),
+        lambda: read.snapshot(end),
+        lambda: read.read(end),
+        lambda: read.listen(end),
+        lambda: write.compare_and_append({"word": ["a"]}, 0, None, time=end),
+        lambda: write.advance_upper(end + 1),
+        lambda: write.batch_builder(end + 1),
+        lambda: read.listen(0, until=end + 1),
+    ):
+        with pytest.raises(UsageError, match=r"a whole number from 0 to 2\*\*63"):
+            refused()
+    assert read.since == 0
+
+
+def test_a_part_with_an_update_beyond_the_greatest_time_is_not_appended(
+    location: Location, pair: Pair
+) -> None:
+    write, _ = pair
+    with write.batch_builder() as builder:
+        builder.add(updates(("a", 3, 1)))
+        batch = builder.finish(None)
+    late = replace(batch, parts=tuple(replace(p, time_max=TIME_MAX + 1) for p in batch.parts))
+    with pytest.raises(UsageError, match="the greatest time"):
+        write.compare_and_append(late, 0, None)
+    assert write.fetch_upper() == 0
 
 
 def objects(location: Location) -> list[str]:

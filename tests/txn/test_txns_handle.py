@@ -36,6 +36,7 @@ from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Acknowledge, Expire, Join, Leave, Withdraw, Write
 from strandline.state.invariants import broken
 from strandline.testing.faults import Call, Fault
+from strandline.times import TIME_MAX
 from strandline.txn import Committed, Txn, TxnsHandle
 from strandline.txn.sweep import sweep
 from tests.shard.helpers import QUIET, WORDS, Meddling, listed, planned, updates
@@ -823,6 +824,29 @@ def test_bytes_are_checked_and_belong_to_one_txns_shard(
     mine = registered.begin()
     with pytest.raises(UsageError, match="begin another"):
         mine.merge(mine)
+
+
+def test_the_greatest_time_can_be_committed_at_and_none_beyond(
+    location: Location, registered: TxnsHandle
+) -> None:
+    end = TIME_MAX + 1
+    for refused in (
+        lambda: registered.begin().commit_at(registered, end),
+        lambda: registered.register(D0, end),
+        lambda: registered.forget(D0, end),
+        lambda: registered.tidy_at(end),
+        lambda: registered.apply_le(end),
+        lambda: registered.compact_to(end),
+        lambda: registered.snapshot(D0, end),
+        lambda: registered.latest_write(D0, end),
+        lambda: TxnsHandle.open(location, new_shard_id(), init_time=end),
+    ):
+        with pytest.raises(UsageError, match=r"from 0 to 2\*\*63 - 2"):
+            refused()
+    commit(registered, TIME_MAX, **{D0: {"a": 1}})
+    registered.apply_le(TIME_MAX)
+    registered.compact_to(TIME_MAX)
+    assert words(registered, D0, TIME_MAX) == {"a": 1}
 
 
 names = st.text("0123456789abcdef", min_size=1, max_size=8)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import UsageError
-from strandline.times import Commit, Micros, datetime_of, micros_of, parse_as_of
+from strandline.times import Commit, Micros, Progress, datetime_of, micros_of, parse_as_of
 
 MOMENT = datetime(2026, 11, 20, 10, 0, 0, 123_456, tzinfo=UTC)
 MICROS = 1_795_168_800_123_456
@@ -84,10 +84,15 @@ def test_a_tag_is_refused_because_there_are_none_yet() -> None:
         parse_as_of("tag:release-1")
 
 
-@pytest.mark.parametrize("value", [-1, 1 << 63, 1.0, True, "5"], ids=repr)
+@pytest.mark.parametrize("value", [-1, 253_402_300_800_000_000, 1 << 63, 1.0, True, "5"], ids=repr)
 def test_micros_takes_only_times(value: object) -> None:
     with pytest.raises(UsageError, match="Micros"):
         Micros(value)  # type: ignore[arg-type]
+
+
+def test_progress_is_a_moment_or_refused() -> None:
+    with pytest.raises(UsageError, match="out of range"):
+        Progress.parse("pffffffffffffffff")
 
 
 @given(st.integers(0, 253_402_300_799_999_999))

@@ -21,7 +21,7 @@ from strandline.parts.sort import sort_stream, sort_table
 from strandline.parts.spool import Spool
 from strandline.parts.write import write_parts
 from strandline.shard.shards import Shard
-from strandline.shard.updates import Updates, check_time, updates_from
+from strandline.shard.updates import Updates, check_bound, updates_from
 from strandline.state import model
 from strandline.state.author import is_open
 from strandline.state.codec import decode_batch, encode_batch
@@ -100,7 +100,7 @@ class BatchBuilder(Closing):
     """Gathers updates, in bounded memory, and writes them as one batch. A context manager."""
 
     def __init__(self, shard: Shard, lower: int) -> None:
-        check_time(lower, "lower")
+        check_bound(lower, "lower")
         self.lower = lower
         self._shard = shard
         self._spool = Spool(shard.schema.stored(time=True, diff=True))
@@ -145,7 +145,7 @@ class BatchBuilder(Closing):
         deadline = self._shard.deadline(timeout)
         try:
             if new_upper is not None:
-                check_time(new_upper, "new_upper")
+                check_bound(new_upper, "new_upper")
                 check_within(None, self._latest, self.lower, new_upper)
             arrow = self._shard.schema.stored(time=True, diff=self._has_diff)
             rows = (b.select(arrow.names) for b in self._spool.batches())

@@ -25,10 +25,10 @@ from strandline.settings import Settings
 from strandline.shard.changes import updates_of
 from strandline.shard.missing import state_without
 from strandline.shard.shards import Shard
-from strandline.shard.updates import TIME_MAX
 from strandline.state.commands import Compact, Output
 from strandline.state.plan import STRATEGIES, CompactionJob, plan_compaction, plan_descent
 from strandline.state.replay import State
+from strandline.times import TIME_MAX
 
 __all__ = ["ShardCompaction", "compact", "compact_shard", "plan_jobs"]
 

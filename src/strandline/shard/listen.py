@@ -15,7 +15,7 @@ from strandline.parts.plain import numbers_of
 from strandline.parts.schema import TIME
 from strandline.shard.changes import check_kept, updates_between
 from strandline.shard.shards import Shard
-from strandline.shard.updates import TIME_MAX
+from strandline.times import TIME_MAX
 
 __all__ = ["Listen", "ListenEvent"]
 

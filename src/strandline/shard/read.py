@@ -20,7 +20,7 @@ from strandline.shard.snapshots import (
     schema_of,
     splits_of,
 )
-from strandline.shard.updates import check_time
+from strandline.shard.updates import check_bound, check_time
 from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
 from strandline.state.model import EVERYTHING, Hold
 from strandline.state.replay import State
@@ -160,7 +160,7 @@ class ReadHandle(Closing):
         if as_of != -1:
             check_time(as_of, "as_of")
         if until is not None:
-            check_time(until, "until")
+            check_bound(until, "until")
         deadline = self._shard.deadline(timeout)
         state = self._shard.machine.refresh(timeout=deadline.remaining())
         self._check_mine(state, deadline)

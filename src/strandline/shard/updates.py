@@ -13,11 +13,9 @@ from strandline.errors import UsageError
 from strandline.parts.conform import conform, to_arrow
 from strandline.parts.merge import constant
 from strandline.parts.schema import DIFF, TIME, TableSchema
+from strandline.times import TIME_MAX
 
-__all__ = ["TIME_MAX", "Updates", "check_time", "updates_from"]
-
-TIME_MAX = (1 << 63) - 2
-"""The greatest time of an update: there has to be an upper beyond it."""
+__all__ = ["Updates", "check_bound", "check_time", "updates_from"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,8 @@ class Updates:
 
 def updates_from(data: Any, schema: TableSchema, time: int | None) -> Updates:
     """Data in any form that `to_arrow` takes. `time`: that of all rows, which then have none.
+
+    Wherever the updates are read, each is at a time that there can be, or that is a UsageError.
 
     Updates whose diff is 0 are left out: they say nothing. Raises `SchemaMismatch`, `UsageError`.
     """
@@ -79,6 +79,8 @@ def _finished(batches: Any, arrow: pa.Schema, time: int | None) -> Iterator[pa.R
             for name in arrow.names
         ]
         whole = pa.RecordBatch.from_arrays(columns, schema=arrow)
+        if time is None:
+            _check_times(whole)
         if DIFF in arrow.names:
             counts = whole.column(DIFF)
             whole = whole.filter(pc.not_equal(counts, 0))
@@ -86,7 +88,23 @@ def _finished(batches: Any, arrow: pa.Schema, time: int | None) -> Iterator[pa.R
             yield whole
 
 
+def _check_times(updates: pa.RecordBatch) -> None:
+    limits = pc.min_max(updates.column(TIME))
+    for time in (limits["min"].as_py(), limits["max"].as_py()):
+        if time is not None and not 0 <= time <= TIME_MAX:
+            raise UsageError(f"there is an update at {time}: times are from 0 to 2**63 - 2")
+
+
 def check_time(value: Any, what: str) -> None:
-    """UsageError unless the value is a time."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIME_MAX + 1:
-        raise UsageError(f"{what}={value!r}: pass a time, a whole number from 0 to 2**63 - 1")
+    """UsageError unless the value is a time: of an update, a since, or an `as_of`."""
+    _check_whole(value, what, TIME_MAX, "2**63 - 2")
+
+
+def check_bound(value: Any, what: str) -> None:
+    """UsageError unless the value can bound times, as an upper, which is beyond all of them."""
+    _check_whole(value, what, TIME_MAX + 1, "2**63 - 1")
+
+
+def _check_whole(value: Any, what: str, most: int, most_said: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise UsageError(f"{what}={value!r}: pass a time, a whole number from 0 to {most_said}")

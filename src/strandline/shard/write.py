@@ -15,7 +15,7 @@ from strandline.parts.schema import TIME
 from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
 from strandline.shard.compacting import ShardCompaction, Strategy, compact_shard
 from strandline.shard.shards import Shard
-from strandline.shard.updates import check_time, updates_from
+from strandline.shard.updates import check_bound, updates_from
 from strandline.state.author import Author
 from strandline.state.commands import AdvanceUpper, Append, AppendResult
 from strandline.state.decide import decide
@@ -94,7 +94,7 @@ class WriteHandle(Closing):
         """
         if expected_upper is None:
             raise UsageError("expected_upper=None: nothing can be appended to a finished shard")
-        check_time(expected_upper, "expected_upper")
+        check_bound(expected_upper, "expected_upper")
         return self._append(
             updates,
             lambda parts: Append(
@@ -127,7 +127,7 @@ class WriteHandle(Closing):
             start = updates.lower if isinstance(updates, Batch) else self._mine
         if start is None:
             raise UsageError(f"shard {self._shard.id} is finished: its upper is the empty frontier")
-        check_time(start, "lower")
+        check_bound(start, "lower")
         begin = start
         return self._append(
             updates,
@@ -140,7 +140,7 @@ class WriteHandle(Closing):
 
     def advance_upper(self, new_upper: int, *, timeout: float | None = None) -> int | None:
         """Moves upper to at least `new_upper`: no more updates come before it. Returns upper."""
-        check_time(new_upper, "new_upper")
+        check_bound(new_upper, "new_upper")
         deadline = self._shard.deadline(timeout)
         upper: int | None = self._shard.machine.submit(
             AdvanceUpper(new_upper), timeout=deadline.remaining()
@@ -283,5 +283,5 @@ def _is_there(append: Append, upper: int | None) -> bool:
 
 def _upper(value: int | None) -> int | None:
     if value is not None:
-        check_time(value, "new_upper")
+        check_bound(value, "new_upper")
     return value

@@ -38,6 +38,7 @@ from strandline.state.model import (
 )
 from strandline.state.replay import State
 from strandline.state.tokens import known_token, remember_token
+from strandline.times import TIME_MAX
 
 __all__ = [
     "advance_upper",
@@ -192,6 +193,10 @@ def _check_bounds(command: Append) -> None:
     for part in command.parts:
         if part.time_min is None or part.time_max is None:
             raise UsageError(f"part {part.key} does not say at which times its updates are")
+        if part.time_max > TIME_MAX:
+            raise UsageError(
+                f"part {part.key} has an update at {part.time_max}; the greatest time is {TIME_MAX}"
+            )
         if part.time_min < lower or (upper is not None and part.time_max >= upper):
             raise UsageError(
                 f"part {part.key} has updates at times from {part.time_min} to {part.time_max}, "

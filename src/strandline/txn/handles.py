@@ -30,7 +30,7 @@ from strandline.parts.schema import DIFF, TIME
 from strandline.parts.spool import Spool
 from strandline.settings import Settings
 from strandline.shard.shards import Shard
-from strandline.shard.updates import TIME_MAX, check_time, updates_from
+from strandline.shard.updates import check_time, updates_from
 from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Commit, CommitResult, CompactTxns, Write
 from strandline.state.model import Batch
@@ -119,7 +119,7 @@ class TxnsHandle(Closing):
         shard that is not there, is finished, or belongs to a database or another txns shard;
         LocationError.
         """
-        _check_commit_time(time)
+        check_time(time, "time")
         register_shard(self._store, shard_id, time, self._writing(timeout))
 
     def forget(self, shard_id: str, time: int, *, timeout: float | None = None) -> None:
@@ -129,7 +129,7 @@ class TxnsHandle(Closing):
         moves beyond `time` all the same. A call that ended anywhere is finished by repeating it at
         the least time possible. Errors: UpperMismatch, whose `upper` is that time; LocationError.
         """
-        _check_commit_time(time)
+        check_time(time, "time")
         forget_shard(self._store, shard_id, time, self._writing(timeout))
 
     def registered(
@@ -174,7 +174,7 @@ class TxnsHandle(Closing):
 
     def tidy_at(self, time: int, *, timeout: float | None = None) -> int:
         """The same; and upper moves beyond `time`. Errors: UpperMismatch, when that is taken."""
-        _check_commit_time(time)
+        check_time(time, "time")
         deadline = self._writing(timeout)
         count = self._store.tidy(deadline)
         self._store.commit(time, "tidy", deadline)
@@ -463,7 +463,7 @@ class Txn(Closing):
         that was forgotten; Fenced when the session that stored its rows has ended: write them anew;
         UsageError, if nobody knows any more whether it was committed (`compact_to`).
         """
-        _check_commit_time(time)
+        check_time(time, "time")
         _check_same(self.txns_id, txns.txns_id)
         store, deadline = txns._to_write(timeout)  # noqa: SLF001  two sides of one thing
         if self._committed is not None:
@@ -572,12 +572,6 @@ class Txn(Closing):
 
 def _deadline(store: LoneStore, timeout: float | None) -> Deadline:
     return Deadline(store.env, store.settings.timeout_seconds if timeout is None else timeout)
-
-
-def _check_commit_time(time: int) -> None:
-    check_time(time, "time")
-    if time > TIME_MAX:
-        raise UsageError(f"time={time}: there has to be an upper beyond it; pass at most 2**63 - 2")
 
 
 def _check_same(mine: str, given: str) -> None:
