@@ -10,7 +10,7 @@ import strandline.shard
 from strandline.errors import UsageError
 from strandline.location import Location
 from strandline.shard import compact, vacuum_shard
-from tests.shard.helpers import QUIET, SHARD, Pair, opened, rows, updates
+from tests.shard.helpers import QUIET, SHARD, Pair, listed, opened, rows, updates
 
 
 def part_keys(location: Location) -> list[str]:
@@ -63,6 +63,49 @@ def test_a_job_whose_inputs_were_replaced_is_discarded(location: Location, pair:
     compact(location, SHARD, strategy="full", settings=QUIET)
     assert compacting._run(shard, job, shard.deadline(None)) is False
     assert rows(location, read, 2) == {"w0": 1, "w1": 1, "w2": 1}
+
+
+def test_a_sum_that_cannot_be_told_is_refused_and_nothing_is_rewritten(
+    location: Location, pair: Pair
+) -> None:
+    write, read = pair
+    most = 2**63 - 1
+    write.compare_and_append(updates(("a", 0, most), ("b", 0, 1)), 0, 1)
+    write.compare_and_append(updates(("a", 1, 1), ("b", 1, 1)), 1, 2)
+    write.compare_and_append(updates(("a", 2, -5)), 2, 3)
+    with pytest.raises(UsageError, match="'a'"):
+        read.read(1).read_all()
+    read.downgrade_since(1)
+    before = listed(next(read.listen(1)).updates)
+    with pytest.raises(UsageError, match="'a'"):
+        write.compact("full")
+    assert listed(next(read.listen(1)).updates) == before
+    assert rows(location, read, 2) == {"a": most - 4, "b": 2}
+    read.downgrade_since(2)
+    write.compact("full")
+    assert rows(location, read, 2) == {"a": most - 4, "b": 2}
+
+
+def test_what_cannot_be_merged_does_not_keep_the_rest_from_it(
+    location: Location, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, read = pair
+    for time in range(3):
+        write.compare_and_append({"word": ["a"]}, time, time + 1, time=time)
+    compacting = importlib.import_module("strandline.shard.compacting")
+    jobs = compacting.plan_jobs
+    wrong = 2 * jobs(write._shard.machine.state, "full")
+
+    def refused(*_: object) -> object:
+        monkeypatch.undo()
+        raise UsageError("cannot be told")
+
+    monkeypatch.setattr(compacting, "plan_jobs", lambda *_: wrong)
+    monkeypatch.setattr(compacting, "_merged", refused)
+    with pytest.raises(UsageError, match="cannot be told"):
+        write.compact("full")
+    assert compact(location, SHARD, settings=QUIET).parts_after == 1
+    assert rows(location, read, 2) == {"a": 3}
 
 
 def test_strategies_and_delays_are_checked(location: Location, pair: Pair) -> None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from strandline.parts.adjacent import equal_to_next
 from strandline.parts.duck import Passage, stream
-from strandline.parts.merge import sums
+from strandline.parts.merge import exact, sums, total_of
 from strandline.parts.schema import DIFF, TIME
 from strandline.parts.sort import sort_table
 
@@ -25,7 +25,8 @@ _IN_MEMORY_BYTES = 32 << 20
 def consolidated(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Updates with `__diff`, sorted by `keys`, then `__time` if they have one; each row once.
 
-    Rows of which everything but the diff is equal are one row. Any diff may come out but 0.
+    Rows of which everything but the diff is equal are one row. Any diff may come out but 0; one
+    that 64 bits do not hold is a UsageError.
     """
     order = [*keys, TIME] if TIME in table.column_names else list(keys)
     table = sort_table(table, order)
@@ -61,7 +62,7 @@ def consolidated_stream(
     """The same for updates of any number, in any order, in bounded memory.
 
     Everything is taken in before the first row comes out, so what reading `batches` raises is
-    raised before that.
+    raised before that, and that a sum is too large, too.
     """
     held: list[pa.RecordBatch] = []
     rows = iter(batches)
@@ -75,24 +76,25 @@ def consolidated_stream(
         yield from consolidated(pa.Table.from_batches(held, arrow), keys).to_batches()
         return
     passage = Passage(arrow)
-    yield from stream(
+    summed = stream(
         chain(held, rows),
         passage,
         _query(passage, keys),
         memory_bytes=memory_bytes,
         threads=threads,
     )
+    yield from map(exact, summed)
 
 
 def _query(passage: Passage, keys: Sequence[str]) -> str:
     diff: Any = passage.column(DIFF)
     others = [name for name in passage.names if name != diff]
     timed = [TIME] if TIME in passage.arrow.names else []
-    values = [
-        name if name != diff else f"CAST(sum({diff}) AS BIGINT) AS {diff}" for name in passage.names
-    ]
+    total = total_of(diff)
+    values = [name if name != diff else f"{total} AS {diff}" for name in passage.names]
     return (
         f"SELECT {', '.join(values)} FROM source "  # noqa: S608  names of ours
         f"GROUP BY {', '.join(others)} HAVING sum({diff}) <> 0 "
-        f"ORDER BY {', '.join(passage.columns([*keys, *timed]))}"
+        # Sums that 64 bits do not hold come first: before anything was made of the others.
+        f"ORDER BY {total} IS NOT NULL, {', '.join(passage.columns([*keys, *timed]))}"
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from strandline.errors import Corruption
+from strandline.errors import Corruption, UsageError
 from strandline.parts.adjacent import equal_to_next
 from strandline.parts.duck import Passage, run
 from strandline.parts.plain import int64s
@@ -25,15 +25,19 @@ from strandline.parts.sort import sort_table
 __all__ = [
     "Source",
     "constant",
+    "exact",
     "last_rows",
     "merge_read",
     "newest_time",
     "prepare_batch",
     "sums",
+    "total_of",
     "visible",
 ]
 
 _FEW_ROWS = 10_000
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 @dataclass
@@ -279,12 +283,13 @@ def _flags(mask: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
 def sums(table: pa.Table) -> pa.Table:
     """Equal rows as one, with their diffs added up, without those that add up to nothing.
 
-    Arrow is the faster one for few rows by far, and groups by everything that is not nested.
+    Arrow is the faster one for few rows by far, and groups by everything that is not nested; but
+    its sums wrap. UsageError as `exact`.
     """
     passage = Passage(table.schema)
     nested = any(types.is_nested(field.type) for field in table.schema)
-    if nested or table.num_rows > _FEW_ROWS:
-        return run(table, passage, _sum_query(passage))
+    if nested or table.num_rows > _FEW_ROWS or _may_wrap(table.column(DIFF)):
+        return exact(run(table, passage, _sum_query(passage)))
     inner = pa.Table.from_batches(map(passage.inwards, table.to_batches()), passage.schema)
     diff = passage.column(DIFF)
     others = [name for name in passage.names if name != diff]
@@ -294,12 +299,38 @@ def sums(table: pa.Table) -> pa.Table:
     return pa.Table.from_batches(map(passage.outwards, grouped.to_batches()), passage.arrow)
 
 
+def _may_wrap(diffs: pa.ChunkedArray) -> bool:
+    """Whether a sum of some of the diffs may be more than 64 bits hold."""
+    limits = pc.min_max(diffs)
+    least, most = limits["min"].as_py() or 0, limits["max"].as_py() or 0
+    return max(-least, most) * len(diffs) >= 1 << 63
+
+
+def total_of(diff: str) -> str:
+    """In SQL the sum of a column of diffs; null where 64 bits do not hold it: see `exact`."""
+    # DuckDB adds up in 128 bits.
+    return f"TRY_CAST(sum({diff}) AS BIGINT)"
+
+
+def exact(rows: _Rows) -> _Rows:
+    """The rows, if every `total_of` them is known; UsageError that names one that is not."""
+    totals = rows.column(DIFF)
+    if totals.null_count:
+        row = rows.filter(pc.is_null(totals)).slice(0, 1).drop_columns([DIFF]).to_pylist()[0]
+        raise UsageError(
+            f"the diffs of the row {row} add up to less than -2**63 or more than 2**63 - 1, which "
+            "cannot be told; nothing was changed: append diffs that are not so large, or read as "
+            "of a time at which they balance"
+        )
+    return rows
+
+
 def _sum_query(passage: Passage) -> str:
     """The rows with their diffs added up, without those that add up to nothing."""
     diff = passage.column(DIFF)
     others = [name for name in passage.names if name != diff]
     return (
-        f"SELECT {', '.join(others)}, CAST(sum({diff}) AS BIGINT) AS {diff} FROM source "  # noqa: S608
+        f"SELECT {', '.join(others)}, {total_of(diff)} AS {diff} FROM source "  # noqa: S608
         f"GROUP BY {', '.join(others)} HAVING sum({diff}) <> 0"
     )
 

@@ -64,7 +64,8 @@ def compact(
 
     Safe beside anything else, itself included. Nothing that can be read from since on changes;
     what is given up is what no hold asks for. `strategy` "full" merges everything there is, the
-    others what makes reads cheaper by enough. Errors: as `open_shard`.
+    others what makes reads cheaper by enough. Errors: as `open_shard`; UsageError where diffs of a
+    row add up to more than 64 bits hold: what has such rows stays as it is, the rest is merged.
     """
     shard = Shard(location, shard_id, settings, env)
     deadline = shard.deadline(timeout)
@@ -88,7 +89,14 @@ def compact_shard(shard: Shard, strategy: str, deadline: Deadline) -> ShardCompa
     for command in descent:
         machine.submit(command, timeout=deadline.remaining())
     jobs = machine.run(lambda s: plan_jobs(s, strategy), timeout=deadline.remaining())
-    applied = [_run(shard, job, deadline) for job in jobs]
+    applied, refused = [], []
+    for job in jobs:
+        try:
+            applied.append(_run(shard, job, deadline))
+        except UsageError as error:
+            refused.append(error)  # a sum that cannot be told: that does not keep the others
+    if refused:
+        raise refused[0]
     after = machine.run(lambda s: s.parts.count(), timeout=deadline.remaining())
     rows = sum(job.rows for job in jobs)
     return ShardCompaction(before, after, len(jobs), applied.count(False), rows)
