@@ -7,6 +7,7 @@ everywhere else.
 
 from __future__ import annotations
 
+import numbers
 import os
 import random
 import secrets
@@ -17,14 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from strandline.errors import DeadlineExceeded
+from strandline.errors import DeadlineExceeded, UsageError
 
 __all__ = ["Deadline", "Env", "RealEnv", "Worker", "retry_delays"]
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+_LONGEST_SECONDS = 1e9
+"""Thirty years: what is asked to wait for longer waits so long. Clocks and locks take no more."""
 
 
 class Worker(Protocol):
@@ -92,6 +96,20 @@ class Deadline:
         self._env = env
         self._seconds = seconds
         self.at = env.monotonic() + seconds
+
+    @classmethod
+    def of(cls, env: Env, timeout: Any, default: float) -> Self:
+        """By when a call has to be done that was given `timeout=`: seconds; None for the default.
+
+        The one place where timeouts come in. UsageError, before anything happens, for what is no
+        number above 0: in no time nothing can be done.
+        """
+        if timeout is None:
+            return cls(env, default)
+        good = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+        if not good or not timeout > 0:  # NaN is none
+            raise UsageError(f"timeout={timeout!r}: pass seconds, a number above 0")
+        return cls(env, float(min(timeout, _LONGEST_SECONDS)))
 
     def remaining(self) -> float:
         """Seconds left, never negative."""

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from strandline.env import Deadline
 from strandline.errors import UsageError
@@ -56,12 +55,7 @@ class Handle:
     def deadline(self, timeout: float | None) -> Deadline:
         """By when a call that was given `timeout=` (seconds; None: the default) has to be done."""
         store = self.store
-        if timeout is None:
-            return Deadline(store.env, store.settings.timeout_seconds)
-        given: Any = timeout
-        if not isinstance(given, int | float) or isinstance(given, bool) or not given > 0:
-            raise UsageError(f"timeout={timeout!r}: pass seconds, a number above 0")
-        return Deadline(store.env, timeout)
+        return Deadline.of(store.env, timeout, store.settings.timeout_seconds)
 
     def another(self) -> Handle:
         """Another handle on the same database, with a store and sessions of its own."""

@@ -502,15 +502,52 @@ def test_closing_ends_the_session_with_the_last_handle(location: Location) -> No
     read.close()
     read.close()
     assert dict(shard.machine.refresh().sessions.range()) == {}
+
+
+def test_a_closed_handle_does_nothing_more(location: Location) -> None:
+    """Even while the other handle keeps the session open; `finish` cannot be taken back."""
+    write, read = opened(location)
+    write.compare_and_append({"word": ["a", "b"]}, 0, 1, time=0)
+    builder, other_builder = write.batch_builder(), write.batch_builder()
+    other_builder.add({"word": ["c"]}, time=1)
+    mine, listen, rest = read.hold("mine"), read.listen(-1), read.read(0)
+    write.close()
     for refused in (
-        lambda: write.compare_and_append(None, 0, 1),
+        lambda: write.compare_and_append(None, 1, 2),
+        lambda: write.append(None, 2),
+        lambda: write.advance_upper(5),
+        write.finish,
+        write.fetch_upper,
         write.batch_builder,
         write.compact,
+        lambda: builder.add({"word": ["c"]}, time=1),
+        lambda: other_builder.finish(2),
+    ):
+        with pytest.raises(UsageError, match="handle is closed"):
+            refused()
+    assert read.fetch_upper() == 1
+    read.close()
+    for gone in (
         lambda: read.snapshot(0),
+        lambda: read.read(0),
+        lambda: read.listen(-1),
+        lambda: next(listen),
+        rest.read_all,
+        read.fetch_upper,
         lambda: read.downgrade_since(0),
+        lambda: read.hold("more"),
+        lambda: read.take("mine"),
+        lambda: mine.downgrade_since(0),
+        mine.close,
     ):
         with pytest.raises(UsageError, match="closed"):
-            refused()
+            gone()
+    write.close()
+    again_write, again = opened(location)
+    assert again.upper == 1
+    again.take("mine").close()
+    again.close()
+    again_write.close()
 
 
 def test_a_damaged_part_is_named(location: Location, pair: Pair) -> None:

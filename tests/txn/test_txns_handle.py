@@ -1024,6 +1024,40 @@ def test_a_closed_handle_says_so_and_the_location_stays_open(location: Location)
         again.register(D0, 8)
 
 
+def test_what_a_closed_handle_began_goes_no_further(location: Location) -> None:
+    described(location, D0)
+    txns = handle(location)
+    txns.register(D0, 1)
+    done = commit(txns, 2, **{D0: {"a": 1, "b": 1}})
+    txn, other = txns.begin(), txns.begin()
+    txn.write(D0, {"word": ["c"]})
+    rows = txns.snapshot(D0, 2)
+    txns.close()
+    for refused in (
+        lambda: txn.write(D0, {"word": ["d"]}),
+        lambda: txn.merge(other),
+        txn.to_bytes,
+        lambda: txn.commit_at(txns, 3),
+        lambda: done.apply(txns),
+        rows.read_all,
+        txns.fetch_upper,
+        txns.registered,
+        txns.tidy,
+        lambda: txns.apply_le(2),
+        lambda: txns.tidy_at(3),
+        lambda: txns.compact_to(2),
+        lambda: txns.snapshot(D0, 2),
+        lambda: txns.latest_write(D0, 2),
+        lambda: txns.forget(D0, 3),
+    ):
+        with pytest.raises(UsageError, match="handle is closed"):
+            refused()
+    txn.close()
+    with handle(location) as again:
+        assert again.upper == 3
+        assert words(again, D0, 2) == {"a": 1, "b": 1}
+
+
 def test_a_location_that_is_only_read_is_not_written_to(
     location: Location, registered: TxnsHandle
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -99,11 +100,15 @@ def unsealed(data: bytes, what: str) -> dict[str, Any]:
 class BatchBuilder(Closing):
     """Gathers updates, in bounded memory, and writes them as one batch. A context manager."""
 
-    def __init__(self, shard: Shard, lower: int) -> None:
+    def __init__(self, shard: Shard, lower: int, check_open: Callable[[], None]) -> None:
+        """`check_open` raises once the handle that made the builder is closed."""
         check_bound(lower, "lower")
         self.lower = lower
         self._shard = shard
+        self._check_handle = check_open
         self._spool = Spool(shard.schema.stored(time=True, diff=True))
+        # Whoever forgets the builder leaves no file open.
+        weakref.finalize(self, self._spool.close)
         self._latest = -1
         self._has_diff = False
         self._ended = False
@@ -163,6 +168,7 @@ class BatchBuilder(Closing):
     def _check_open(self) -> None:
         if self._ended:
             raise UsageError("this builder is ended; make another with batch_builder()")
+        self._check_handle()
 
 
 def _register(shard: Shard, deadline: Deadline) -> None:

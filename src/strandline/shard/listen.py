@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -42,8 +42,17 @@ class ListenEvent:
 class Listen:
     """An iterator of events. An error ends nothing: the next call goes on where it was."""
 
-    def __init__(self, shard: Shard, as_of: int, until: int | None, timeout: float | None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        as_of: int,
+        until: int | None,
+        timeout: float | None,
+        check_open: Callable[[], None],
+    ) -> None:
+        """`check_open` raises once the handle that holds the shard's history is closed."""
         self._shard = shard
+        self._check_open = check_open
         self._progress: int | None = as_of + 1
         self._until = until
         self._timeout = timeout
@@ -58,6 +67,7 @@ class Listen:
         return self
 
     def __next__(self) -> ListenEvent:
+        self._check_open()
         event = self._next_of_window()
         if event is None:
             if self._progress is None or (
@@ -90,6 +100,7 @@ class Listen:
         while True:
             state = machine.refresh(timeout=deadline.remaining())
             upper = state.meta.upper
+            self._check_open()
             check_kept(state, self._from - 1, self._shard.id)
             if upper is None or upper > self._from:
                 return upper

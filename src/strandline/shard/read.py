@@ -12,7 +12,7 @@ from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, DeadlineExceeded, Fenced, UsageError
 from strandline.shard.changes import check_kept
 from strandline.shard.listen import Listen
-from strandline.shard.shards import Shard
+from strandline.shard.shards import Shard, check_name
 from strandline.shard.snapshots import (
     SnapshotSplit,
     check_readable,
@@ -49,20 +49,27 @@ class ShardHold:
 
         Fenced if another took it, or it was closed.
         """
+        deadline = self._deadline(timeout)
         if new_since is not None:
             check_time(new_since, "new_since")
         self._hold = self._shard.machine.submit(
-            MoveHold(self.name, self._hold.epoch, new_since),
-            timeout=self._shard.deadline(timeout).remaining(),
+            MoveHold(self.name, self._hold.epoch, new_since), timeout=deadline.remaining()
         )
         return self._hold.since
 
     def close(self, *, timeout: float | None = None) -> None:
         """Ends it: since may move. Harmless if it is gone; Fenced if another took it."""
         self._shard.machine.submit(
-            CloseHold(self.name, self._hold.epoch),
-            timeout=self._shard.deadline(timeout).remaining(),
+            CloseHold(self.name, self._hold.epoch), timeout=self._deadline(timeout).remaining()
         )
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        if self._shard.closed:
+            raise UsageError(
+                f"the handles that the hold {self.name!r} was made with are closed, and it stays; "
+                "open the shard again and take() it"
+            )
+        return self._shard.deadline(timeout)
 
 
 class ReadHandle(Closing):
@@ -115,7 +122,7 @@ class ReadHandle(Closing):
 
     def fetch_upper(self, *, timeout: float | None = None) -> int | None:
         """The shard's upper: one request."""
-        deadline = self._shard.deadline(timeout)
+        deadline = self._deadline(timeout)
         return self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper
 
     # --- reading
@@ -132,17 +139,18 @@ class ReadHandle(Closing):
         check_time(as_of, "as_of")
         if splits < 1:
             raise UsageError(f"splits={splits!r}: pass a whole number from 1 on")
-        deadline = self._shard.deadline(timeout)
+        deadline = self._deadline(timeout)
         state = self._readable(as_of, deadline)
         return splits_of(self._shard, state, as_of, splits, deadline)
 
     def read(self, as_of: int, *, timeout: float | None = None) -> pa.RecordBatchReader:
         """The whole snapshot, in this process: see `read_split`."""
         check_time(as_of, "as_of")
-        self._readable(as_of, self._shard.deadline(timeout))
+        self._readable(as_of, self._deadline(timeout))
 
         def batches() -> Iterator[pa.RecordBatch]:
             for table in rows_in(self._shard, as_of, EVERYTHING, timeout):
+                self._check_open()
                 yield from table.to_batches()
 
         return pa.RecordBatchReader.from_batches(schema_of(self._shard), batches())
@@ -161,14 +169,14 @@ class ReadHandle(Closing):
             check_time(as_of, "as_of")
         if until is not None:
             check_bound(until, "until")
-        deadline = self._shard.deadline(timeout)
+        deadline = self._deadline(timeout)
         state = self._shard.machine.refresh(timeout=deadline.remaining())
         self._check_mine(state, deadline)
         check_kept(state, as_of, self._shard.id)
         mine = self.since
         if mine is None or (as_of < mine and mine > 0):
             raise self._given_up(as_of)
-        return Listen(self._shard, as_of, until, timeout)
+        return Listen(self._shard, as_of, until, timeout, self._check_open)
 
     def _readable(self, as_of: int, deadline: Deadline) -> State:
         """A state whose upper is beyond `as_of`, and whose since is not."""
@@ -220,7 +228,7 @@ class ReadHandle(Closing):
         may be compacted away, and objects that died may be deleted: listens and splits that are
         under way go on all the same, as long as they read no earlier.
         """
-        self._check_open()
+        deadline = self._deadline(timeout)
         if new_since is not None:
             check_time(new_since, "new_since")
         if not self._name:
@@ -229,8 +237,7 @@ class ReadHandle(Closing):
             )
         seqno = self._shard.machine.state.seqno
         self._hold = self._shard.machine.submit(
-            MoveHold(self._name, self._hold.epoch, new_since, seqno),
-            timeout=self._shard.deadline(timeout).remaining(),
+            MoveHold(self._name, self._hold.epoch, new_since, seqno), timeout=deadline.remaining()
         )
         return self._hold.since
 
@@ -242,15 +249,14 @@ class ReadHandle(Closing):
         At `since` (None: this handle's). Errors: UsageError for a name that is taken, AsOfTooOld
         for a since that the shard has passed.
         """
-        self._check_open()
-        if not name:
-            raise UsageError(f"name={name!r}: pass a name for the hold, a string")
+        deadline = self._deadline(timeout)
+        check_name(name, "name")
         if since is not None:
             check_time(since, "since")
         asked = Hold(self.since if since is None else since, kind="hold")
         found = self._shard.machine.submit(
             OpenHold(name, asked, leased=False, exact=since is not None),
-            timeout=self._shard.deadline(timeout).remaining(),
+            timeout=deadline.remaining(),
         )
         return ShardHold(self._shard, name, found)
 
@@ -259,10 +265,9 @@ class ReadHandle(Closing):
 
         What a process does that goes on with another's work. UsageError if there is none.
         """
-        self._check_open()
-        found = self._shard.machine.submit(
-            TakeHold(name), timeout=self._shard.deadline(timeout).remaining()
-        )
+        deadline = self._deadline(timeout)
+        check_name(name, "name")
+        found = self._shard.machine.submit(TakeHold(name), timeout=deadline.remaining())
         return ShardHold(self._shard, name, found)
 
     # --- the end
@@ -272,10 +277,10 @@ class ReadHandle(Closing):
 
         The session ends with the last handle of one `open_shard`.
         """
+        deadline = self._shard.deadline(timeout)
         if self._closed:
             return
         self._closed = True
-        deadline = self._shard.deadline(timeout)
         if self._release is not None:
             self._release()
         try:
@@ -290,3 +295,7 @@ class ReadHandle(Closing):
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this handle is closed; open the shard again")
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        self._check_open()
+        return self._shard.deadline(timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,12 +24,24 @@ from strandline.state.commands import Describe
 from strandline.state.model import TableVersion
 from strandline.state.replay import State
 
-__all__ = ["Shard", "new_shard_id"]
+__all__ = ["Shard", "check_name", "new_shard_id"]
+
+_NAME_MAX = 1_000
 
 
 def new_shard_id() -> str:
     """An id for a new shard, that no other call returns."""
     return ids.new_shard_id(RealEnv())
+
+
+def check_name(name: Any, what: str) -> None:
+    """UsageError unless that is a name: a printable text that is not too long."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
+        shown = repr(name)
+        raise UsageError(
+            f"{what}={shown if len(shown) < 200 else shown[:200] + '…'}: pass a name, a printable "
+            f"text of at most {_NAME_MAX} characters"
+        )
 
 
 class Shard:
@@ -52,6 +65,7 @@ class Shard:
         self.machine = machine or self._machine(self.id)
         self.reader = PartReader(location.blob, self.settings, self.env)
         self.pulse = Pulse(self.env, self.settings)
+        self.closed = False
         self._users = 0
         self._lock = threading.Lock()
 
@@ -152,8 +166,8 @@ class Shard:
     # --- what handles need
 
     def deadline(self, timeout: float | None) -> Deadline:
-        """By when a call has to be done."""
-        return Deadline(self.env, self.settings.timeout_seconds if timeout is None else timeout)
+        """By when a call that was given `timeout=` has to be done. UsageError if it is no time."""
+        return Deadline.of(self.env, timeout, self.settings.timeout_seconds)
 
     def new_part_key(self, session: SessionId) -> str:
         """A key for a part that the session is about to write."""
@@ -180,6 +194,7 @@ class Shard:
 
     def close(self, *, timeout: float) -> None:
         """Ends the session, if there is one, and lets go of files. The location stays open."""
+        self.closed = True
         self.pulse.close()
         self.machine.close(timeout=timeout)
         self.reader.close()

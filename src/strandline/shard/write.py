@@ -68,7 +68,7 @@ class WriteHandle(Closing):
 
     def fetch_upper(self, *, timeout: float | None = None) -> int | None:
         """The shard's upper: one request."""
-        deadline = self._shard.deadline(timeout)
+        deadline = self._deadline(timeout)
         return self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper
 
     def compare_and_append(
@@ -92,6 +92,7 @@ class WriteHandle(Closing):
         bounds the wrong way, updates at other times; SchemaMismatch; Fenced for a batch whose
         session has ended; LocationError.
         """
+        deadline = self._deadline(timeout)
         if expected_upper is None:
             raise UsageError("expected_upper=None: nothing can be appended to a finished shard")
         check_bound(expected_upper, "expected_upper")
@@ -101,7 +102,7 @@ class WriteHandle(Closing):
                 expected_upper, _upper(new_upper), parts, expected_upper, token=token_of(token)
             ),
             time,
-            self._shard.deadline(timeout),
+            deadline,
         )
 
     def append(
@@ -122,6 +123,7 @@ class WriteHandle(Closing):
         of its own; a batch says it by itself. Errors: as `compare_and_append`; UpperMismatch where
         `lower` is beyond the shard's upper, and updates would be missing in between.
         """
+        deadline = self._deadline(timeout)
         start = lower
         if start is None:
             start = updates.lower if isinstance(updates, Batch) else self._mine
@@ -135,13 +137,13 @@ class WriteHandle(Closing):
                 begin, _upper(new_upper), parts, replicated=True, token=token_of(token)
             ),
             time,
-            self._shard.deadline(timeout),
+            deadline,
         )
 
     def advance_upper(self, new_upper: int, *, timeout: float | None = None) -> int | None:
         """Moves upper to at least `new_upper`: no more updates come before it. Returns upper."""
+        deadline = self._deadline(timeout)
         check_bound(new_upper, "new_upper")
-        deadline = self._shard.deadline(timeout)
         upper: int | None = self._shard.machine.submit(
             AdvanceUpper(new_upper), timeout=deadline.remaining()
         )
@@ -153,7 +155,7 @@ class WriteHandle(Closing):
 
         Harmless on a shard that is finished.
         """
-        deadline = self._shard.deadline(timeout)
+        deadline = self._deadline(timeout)
         machine = self._shard.machine
         if machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
             try:
@@ -176,14 +178,13 @@ class WriteHandle(Closing):
         if self._release is None:
             # Until the end of the handle: where its batches are by then is not known here.
             self._release = self._shard.pulse.hold(self._shard.machine)
-        return BatchBuilder(self._shard, start)
+        return BatchBuilder(self._shard, start, self._check_open)
 
     def compact(
         self, strategy: Strategy = "size-ratio", *, timeout: float | None = None
     ) -> ShardCompaction:
         """Merges parts, and gives up history that nobody holds: see `strandline.shard.compact`."""
-        self._check_open()
-        return compact_shard(self._shard, strategy, self._shard.deadline(timeout))
+        return compact_shard(self._shard, strategy, self._deadline(timeout))
 
     # --- the end
 
@@ -192,12 +193,13 @@ class WriteHandle(Closing):
 
         The session ends with the last handle of one `open_shard`. Harmless when repeated.
         """
+        deadline = self._shard.deadline(timeout)
         if self._closed:
             return
         self._closed = True
         if self._release is not None:
             self._release()
-        self._shard.let_go(timeout=self._shard.deadline(timeout).remaining())
+        self._shard.let_go(timeout=deadline.remaining())
 
     close = expire
 
@@ -207,6 +209,10 @@ class WriteHandle(Closing):
         if self._closed:
             raise UsageError("this handle is closed; open the shard again")
 
+    def _deadline(self, timeout: float | None) -> Deadline:
+        self._check_open()
+        return self._shard.deadline(timeout)
+
     def _append(
         self,
         updates: Any,
@@ -214,7 +220,6 @@ class WriteHandle(Closing):
         time: int | None,
         deadline: Deadline,
     ) -> AppendResult:
-        self._check_open()
         bare = command(())
         if isinstance(updates, Batch):
             check_shard(updates, self._shard)

@@ -35,6 +35,7 @@ class LoneStore(Store):
         txns = ShardId(parse_id(txns_id, "s"))
         super().__init__(location, DatabaseId(""), txns, env, settings)
         self.owner = txns
+        self.closed = False
         self._shards: dict[str, Shard] = {}
         self._shards_lock = threading.Lock()
 
@@ -64,6 +65,7 @@ class LoneStore(Store):
 
     def close(self, *, timeout: float) -> None:
         """Ends the sessions that were opened. The location stays open."""
+        self.closed = True
         self.pulse.close()
         try:
             for machine in self.machines():
@@ -71,6 +73,11 @@ class LoneStore(Store):
         finally:
             for shard in self._shards.values():
                 shard.reader.close()
+
+    def check_open(self) -> None:
+        """UsageError once it is closed."""
+        if self.closed:
+            raise UsageError("this handle is closed; open the txns shard again")
 
     # --- shards
 

@@ -54,7 +54,6 @@ class TxnsHandle(Closing):
 
     def __init__(self, store: LoneStore) -> None:
         self._store = store
-        self._closed = False
 
     @classmethod
     def open(
@@ -75,13 +74,13 @@ class TxnsHandle(Closing):
         """
         check_time(init_time, "init_time")
         store = LoneStore(location, txns_id, env or RealEnv(), settings or Settings())
-        handle = cls(store)
+        deadline = _deadline(store, timeout)
         try:
-            store.open(init_time, handle._deadline(timeout))
+            store.open(init_time, deadline)
         except BaseException:
-            handle.close(timeout=timeout)
+            store.close(timeout=deadline.remaining())
             raise
-        return handle
+        return cls(store)
 
     @property
     def txns_id(self) -> str:
@@ -239,21 +238,18 @@ class TxnsHandle(Closing):
         """Ends the handle's sessions: what its transactions wrote and did not commit may be deleted
         from then on. The location stays open. Harmless when repeated.
         """
-        if not self._closed:
-            self._closed = True
-            seconds = self._store.settings.timeout_seconds if timeout is None else timeout
-            self._store.close(timeout=seconds)
+        deadline = _deadline(self._store, timeout)
+        if not self._store.closed:
+            self._store.close(timeout=deadline.remaining())
 
     # --- how
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this handle is closed; open the txns shard again")
+        self._store.check_open()
 
     def _deadline(self, timeout: float | None) -> Deadline:
         self._check_open()
-        seconds = self._store.settings.timeout_seconds if timeout is None else timeout
-        return Deadline(self._store.env, seconds)
+        return _deadline(self._store, timeout)
 
     def _writing(self, timeout: float | None) -> Deadline:
         if self._store.read_only:
@@ -427,6 +423,7 @@ class Txn(Closing):
         self._check_going_on()
         store = self._store
         if store is not None:
+            store.check_open()
             deadline = _deadline(store, timeout)
             self._build(store, deadline)
             parts = any(write.batch.parts for write in self._writes)
@@ -520,6 +517,7 @@ class Txn(Closing):
                 "this transaction came from another process; merge it into one of begin(), and "
                 "write to that"
             )
+        self._store.check_open()
         return self._store
 
     def _end(self, why: str) -> None:
@@ -571,7 +569,7 @@ class Txn(Closing):
 
 
 def _deadline(store: LoneStore, timeout: float | None) -> Deadline:
-    return Deadline(store.env, store.settings.timeout_seconds if timeout is None else timeout)
+    return Deadline.of(store.env, timeout, store.settings.timeout_seconds)
 
 
 def _check_same(mine: str, given: str) -> None:

@@ -41,8 +41,8 @@ def snapshot(
     store: LoneStore, shard_id: str, as_of: int, timeout: float | None
 ) -> pa.RecordBatchReader:
     """The shard's rows as of that time, each once, with `__diff`, by key; in bounded memory."""
-    seconds = store.settings.timeout_seconds if timeout is None else timeout
-    deadline = Deadline(store.env, seconds)
+    deadline = Deadline.of(store.env, timeout, store.settings.timeout_seconds)
+    seconds = deadline.remaining()
     parse_id(shard_id, "s")
     # Asked for now, so that it is refused now.
     first = _look(store, shard_id, as_of, deadline)
@@ -50,6 +50,7 @@ def snapshot(
 
     def batches() -> Iterator[pa.RecordBatch]:
         for table in _rows(store, shard, as_of, first, seconds):
+            store.check_open()
             yield from table.to_batches()
 
     return pa.RecordBatchReader.from_batches(schema_of(shard), batches())
