@@ -54,7 +54,7 @@ Commands (times and numbers decimal, keys as text):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -503,16 +503,16 @@ def run_rollup(script: Script, plain: Words, _: Named) -> list[str]:
 
 
 def run_retire(script: Script, plain: Words, named: Named) -> list[str]:
-    dropped = tuple(int(word) for word in plain)
-    there = [key[0] for key, _ in script.state.rollups.range() if key[0] not in dropped]
-    kept = tuple(numbers(named["kept"])) if "kept" in named else tuple(there)
-    objects = tuple(Dead(f"rollup-{seqno}", seqno, 0, 10) for seqno in dropped)
-    verified = tuple(numbers(named.get("read", "")))
+    dropped = rollups_at(plain)
+    there = [r.key for _, r in script.state.rollups.range() if r.key not in dropped]
+    kept = rollups_at(named["kept"].split(",")) if "kept" in named else tuple(there)
+    objects = tuple(Dead(f"rollup-{seqno}", int(seqno), 0, 10) for seqno in plain)
+    verified = rollups_at(named.get("read", "").split(","))
     return script.do(RetireRollups(dropped, kept, objects, verified))
 
 
-def numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",") if word]
+def rollups_at(seqnos: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"rollup-{seqno}" for seqno in seqnos if seqno)
 
 
 def run_receipt(script: Script, plain: Words, _: Named) -> list[str]:

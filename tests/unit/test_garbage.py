@@ -44,10 +44,14 @@ def key(name: str) -> str:
     return f"w1/s1/part/{name}.parquet"
 
 
+def rollup_key(seqno: int) -> str:
+    return f"w1/s1/rollup/{seqno}"
+
+
 def rolled_up(shard: Shard, *, verified: bool = True) -> int:
     """Names a rollup of the newest state, as the next record would; its seqno."""
     state = shard.state
-    rollup = Rollup(state.seqno, f"w1/s1/rollup/{state.seqno}", 10, verified)
+    rollup = Rollup(state.seqno, rollup_key(state.seqno), 10, verified)
     named = Diff("rollups", (rollup.seqno,), rollup)
     seqno = state.seqno + 1
     shard.state = replay(state, seqno, seqno.to_bytes(32, "big"), [named])
@@ -293,26 +297,36 @@ def test_only_what_is_before_the_two_newest_whole_rollups_goes(
 def test_a_rollup_is_not_dropped_before_two_later_ones_were_read_back() -> None:
     shard = Shard()
     shard.apply(1)
-    first, second, third = rollups(shard, True, True, False)
+    seqnos = rollups(shard, True, True, False)
+    first, second, third = map(rollup_key, seqnos)
     with pytest.raises(UsageError):
         shard.do(RetireRollups((first,), (second, third)))
     assert shard.do(RetireRollups((first,), (second, third), verified=(third,))) is True
-    assert plan(shard).truncate_before == second
+    assert plan(shard).truncate_before == seqnos[1]
 
 
 def test_nothing_is_dropped_if_another_rollup_came_meanwhile() -> None:
     shard = Shard()
     shard.apply(1)
-    first, second, third = rollups(shard, True, True, True)
+    first, second, third = map(rollup_key, rollups(shard, True, True, True))
     rolled_up(shard)
     assert shard.do(RetireRollups((first,), (second, third))) is False
+    assert shard.dead() == []
+
+
+def test_nothing_is_dropped_if_another_rollup_is_in_the_place_of_one_that_was_looked_at() -> None:
+    shard = Shard()
+    shard.apply(1)
+    first, second, third = map(rollup_key, rollups(shard, True, True, True))
+    assert shard.do(RetireRollups((first,), (second, f"{third}, another"))) is False
+    assert shard.do(RetireRollups((f"{first}, another",), (second, third))) is False
     assert shard.dead() == []
 
 
 def test_objects_of_dropped_rollups_wait_for_holds_and_the_delay_alone() -> None:
     shard = Shard()
     shard.apply(1)
-    first, second, third = rollups(shard, True, True, True)
+    first, second, third = map(rollup_key, rollups(shard, True, True, True))
     objects = (Dead("w1/s1/rollup/1", 1, 0, 10), Dead("w1/s1/page/g1.page", 1, 0, 10))
     assert shard.do(RetireRollups((first,), (second, third), objects))
     assert plan(shard).waiting == {"delay": 2}

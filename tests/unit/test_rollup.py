@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,12 @@ from strandline.errors import Corruption, LocationError
 from strandline.ids import ObjectKey
 from strandline.location import Location
 from strandline.settings import Settings
-from strandline.shard.machine import Machine
+from strandline.shard.machine import Decide, Machine
 from strandline.shard.opening import SCAN_RECORDS
-from strandline.shard.vacuum import Vacuum
+from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.codec import decode_rollup
 from strandline.state.commands import AdvanceUpper, Apply, Commit, Heartbeat, Tidy, Write
-from strandline.state.decide import Decision
+from strandline.state.decide import Decision, decide
 from strandline.state.invariants import broken
 from strandline.state.model import Batch, Diff, Part, Rollup, Session
 from strandline.state.pages import Page, PagesNeeded
@@ -621,14 +622,61 @@ def test_a_rollup_whose_base_is_no_longer_kept_is_not_named(place: Place) -> Non
     assert machine.rollup_due
 
 
+@pytest.mark.parametrize("others", ["one of the same state", "a later one", "a shorter log"])
+def test_a_rollup_that_another_overtook_is_not_named(others: str) -> None:
+    place = Place(Settings())  # background: each rollup is asked for
+    steps: list[Callable[[], object]] = []
+    slow, fast = place.machine(decide=_between(steps)), place.machine()
+    create(fast)
+    write(slow)
+    write(fast)
+    slow.refresh()
+    assert slow.roll_up()
+    (late,) = rollups(place)
+
+    def overtake() -> None:
+        if others != "one of the same state":
+            write(fast)
+        for _ in range(3 if others == "a shorter log" else 1):
+            rolled_up(fast)
+        if others == "a shorter log":
+            vacuumed(place, fast)
+            assert place.log[0].seqno > len(texts(slow.state))
+        slow.refresh()
+
+    steps.append(overtake)
+    write(slow, b"names none")
+    fast.refresh()
+    assert late not in fast.run(lambda s: [rollup.key for _, rollup in s.rollups.range()])
+    newest = named(fast)
+    assert newest is not None
+    assert newest.key == rollups(place)[-1]
+    equal(place, slow)
+    # Neither does it stand in the way of the next one.
+    rolled_up(slow)
+    newest = named(slow)
+    assert newest is not None
+    assert newest.key == rollups(place)[-1]
+    equal(place, slow)
+
+
+def _between(steps: list[Callable[[], object]]) -> Decide:
+    """Decides; but while pages are fetched for the first decision, other threads take the steps."""
+
+    def decided(state: State, command: Any, author: Any) -> Decision:
+        if steps:
+            steps.pop(0)()
+            raise PagesNeeded([])
+        return decide(state, command, author)
+
+    return decided
+
+
 def _forget_rollups(state: State, command: Any, author: Any) -> Any:
     """What a vacuum will decide, one day."""
     gone = [Diff("rollups", key, None) for key, _ in state.rollups.range()]
     session = Diff("sessions", (author.session,), Session(1, state.seqno + 1))
     return Decision((*gone, session), None)
-
-
-# --- very many
 
 
 def rolled_up(machine: Machine) -> None:
@@ -637,12 +685,24 @@ def rolled_up(machine: Machine) -> None:
     machine.submit(Heartbeat())
 
 
+def vacuumed(place: Place, machine: Machine, delay_seconds: int = 0) -> ShardVacuum:
+    """One run over the shard, a little later."""
+    place.env.seconds += 10
+    location = Location(place.blob, place.consensus, "memory://", "memory://")
+    deadline = Deadline(place.env, 1_000)
+    delay = delay_seconds * 1_000_000
+    return Vacuum(machine, location, place.env, delay_micros=delay, deadline=deadline).run()
+
+
 def named_pages(place: Place, rollup: Rollup) -> set[str]:
     """The keys of the pages that a rollup names."""
     manifest = decode_rollup(place.blob.get(rollup.key, timeout=1), rollup.key)
     return {
         ref.key for refs in manifest.pages.values() if not isinstance(refs, Page) for ref in refs
     }
+
+
+# --- very many
 
 
 def shrunk_to_fit_inside(place: Place) -> Machine:
@@ -677,24 +737,16 @@ def test_a_collection_that_grows_again_names_no_page_that_a_vacuum_takes(
     # back that names it again, logs are shortened for that one, and then the page goes.
     place = Place(replace(SMALL, rollup_every_records=10_000))
     machine = shrunk_to_fit_inside(place)
-    location = Location(place.blob, place.consensus, "memory://", "memory://")
-
-    def vacuum(delay_seconds: int) -> None:
-        place.env.seconds += 10
-        deadline = Deadline(place.env, 1_000)
-        delay = delay_seconds * 1_000_000
-        Vacuum(machine, location, place.env, delay_micros=delay, deadline=deadline).run()
-
     for _ in range(3):
-        vacuum(10_000 if read_back_before else 0)
+        vacuumed(place, machine, 10_000 if read_back_before else 0)
         rolled_up(machine)
     for number in range(40):
         write(machine, b"%06d" % number + PAYLOAD)
     for _ in range(2):
         rolled_up(machine)
-        vacuum(10_000 if read_back_before else 0)
+        vacuumed(place, machine, 10_000 if read_back_before else 0)
     for _ in range(3):
-        vacuum(0)
+        vacuumed(place, machine)
     assert place.log[0].seqno > 1, "the vacuum was to shorten the log"
     for _, rollup in machine.state.rollups.range():
         assert named_pages(place, rollup) <= place.store.objects.keys()

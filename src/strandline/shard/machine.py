@@ -26,7 +26,7 @@ from strandline.shard.chain import record_name, verified
 from strandline.shard.follower import Follower
 from strandline.shard.opening import Log
 from strandline.shard.patience import is_final, pauses
-from strandline.shard.rollup import Writer
+from strandline.shard.rollup import Sealed, Writer
 from strandline.shard.upkeep import Upkeep
 from strandline.state.author import has_ended
 from strandline.state.codec import LogRecord, encode_record, record_hash
@@ -426,8 +426,7 @@ class Machine:
         base = self._upkeep.base
         if base is None:
             return
-        kept = self._follower.run(lambda s: s.rollups.get((base.seqno,)), deadline, None)
-        if kept is None or kept.key != base.key:
+        if not self._follower.run(lambda s: _is_kept(s, base), deadline, None):
             self._follower.reopen(deadline)
 
     # --- the queue
@@ -531,29 +530,28 @@ class Machine:
         # SUBTLE: a record that retires rollups names none: what it retires may be the base of the
         # sealed one, whose pages would be garbage from here on.
         nameless = isinstance(command, CloseSession | RetireRollups)
-        sealed = None if nameless else self._upkeep.sealed
 
-        def evaluate(state: State) -> tuple[State, Decision, int, bool, Rollup | None]:
+        def evaluate(state: State) -> tuple[State, Decision, int, Sealed | None, Rollup | None]:
             session = state.sessions.get((self.session,))
             if session is not None:
                 self._registered = True
             author = Author(self.session, first=not self._registered)
             decision = self._decide(state, command, author)
-            # A rollup that shares pages with one that is no longer kept may not be named: its
-            # pages may be gone.
-            base = None if sealed is None else sealed.base
-            kept = base is None or state.rollups.get((base.seqno,)) is not None
+            sealed = None if nameless else self._upkeep.sealed
+            if sealed is not None and _may_be_named(sealed, state):
+                newest: Rollup | None = sealed.rollup
+            else:
+                newest = _retained(state, decision, self._upkeep.newest)
             count = 1 if session is None else session.count + 1
-            return state, decision, count, kept, _retained(state, decision, self._upkeep.newest)
+            return state, decision, count, sealed, newest
 
-        state, decision, count, kept, newest = self._follower.run(evaluate, deadline, None)
+        state, decision, count, sealed, newest = self._follower.run(evaluate, deadline, None)
         if not decision.diffs:
             return decision
         diffs = decision.diffs
-        if sealed is not None and kept:
-            newest = sealed.rollup
+        if sealed is not None and newest is sealed.rollup:
             diffs = (*diffs, Diff("rollups", (newest.seqno,), newest))
-        elif sealed is not None:
+        elif sealed is not None and sealed.rollup.seqno <= state.seqno:
             with self._follower.moving:
                 self._upkeep.drop(sealed)
         # People read of commits; that several may be in one record shows in its note.
@@ -742,6 +740,36 @@ class Machine:
             self._turn.release()
 
 
+def _may_be_named(sealed: Sealed, state: State) -> bool:
+    """Whether the record after `state` may name that rollup.
+
+    SUBTLE: the state that the record is decided on says so, and nothing else. What this process
+    knows besides may be newer: another thread's refresh moves it at any time. The compare-and-set
+    sees to it that nothing comes between that state and the record.
+
+    None may have been named since the state that the rollup holds. After a newer one, the log's
+    head would name an older one, before which, or with which, the log may have been truncated; one
+    of the same seqno would lose its place to it, and be found by nobody. And the one that it shares
+    pages with has to be kept, because its pages may be gone.
+    """
+    # What is newer than the state was written by another thread, and the record will lose.
+    if sealed.rollup.seqno > state.seqno or _newest(state) != _newest(sealed.state):
+        return False
+    return sealed.base is None or _is_kept(state, sealed.base)
+
+
+def _newest(state: State) -> str | None:
+    """The key of the newest rollup that was named."""
+    found = state.rollups.floor((state.seqno,))
+    return None if found is None else found[1].key
+
+
+def _is_kept(state: State, rollup: Rollup) -> bool:
+    """Whether exactly that rollup is one of the state's: another may be of the same seqno."""
+    found = state.rollups.get((rollup.seqno,))
+    return found is not None and found.key == rollup.key
+
+
 def _retained(state: State, decision: Decision, newest: Rollup | None) -> Rollup | None:
     """The rollup for a record to name: the newest that this process trusts, if it is kept.
 
@@ -750,7 +778,7 @@ def _retained(state: State, decision: Decision, newest: Rollup | None) -> Rollup
     meet a rollup that is gone, and no record before it. So it names the newest that is kept.
     """
     gone = {diff.key for diff in decision.diffs if diff.collection == "rollups" and not diff.after}
-    if newest is None or ((newest.seqno,) not in gone and state.rollups.get((newest.seqno,))):
+    if newest is None or ((newest.seqno,) not in gone and _is_kept(state, newest)):
         return newest
     kept = [rollup for key, rollup in state.rollups.range() if key not in gone]
     return kept[-1] if kept else None

@@ -63,10 +63,8 @@ class Upkeep:
 
     def end(self, sealed: Sealed, begun: list[Diff]) -> bool:
         """The rollup is written; the next record may name it. False: it came too late."""
+        # Another was named meanwhile, or the state was opened anew, or its records were not noted.
         if self._since is not begun:
-            return False  # the state was opened anew meanwhile, and its records were not noted
-        if self.newest is not None and self.newest.seqno >= sealed.rollup.seqno:
-            self._since = None
             return False
         self.sealed = sealed
         return True
@@ -127,8 +125,10 @@ class Upkeep:
             else:
                 self._cost = 0
             self._cost_begun = 0
-            if sealed is not None and sealed.rollup.seqno <= rollup.seqno:
-                self.drop(sealed)
+            # One that waits, or is under way, is of a state that does not know this one: it would
+            # not be named (`machine._may_be_named`).
+            self.sealed = None
+            self._since = None
         return state
 
     def _behind(self, seqno: int) -> int:

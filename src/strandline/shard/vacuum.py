@@ -189,9 +189,8 @@ class Vacuum:
         known = self._known_pages(rollups)
         new = [r for r in rollups[-2:] if not r.verified and self._is_whole(r, known)]
         if new:
-            seqnos = tuple(rollup.seqno for rollup in rollups)
             # Refused if another rollup came meanwhile: the next run sees to it.
-            self._submit(RetireRollups((), seqnos, verified=tuple(r.seqno for r in new)))
+            self._submit(RetireRollups((), _keys(rollups), verified=_keys(new)))
         return not rollups or rollups[-1].verified or rollups[-1] in new
 
     def _known_pages(self, rollups: Sequence[Rollup]) -> set[str]:
@@ -252,11 +251,7 @@ class Vacuum:
             for key, size in _pages_of(manifest).items():
                 if key not in needed:
                     objects.setdefault(key, Dead(key, rollup.seqno, 0, size))
-        command = RetireRollups(
-            tuple(rollup.seqno for rollup in plan.retire),
-            tuple(rollup.seqno for rollup in plan.keep),
-            tuple(objects.values()),
-        )
+        command = RetireRollups(_keys(plan.retire), _keys(plan.keep), tuple(objects.values()))
         return len(plan.retire) if self._submit(command) else 0
 
     def _read_page(self, item: tuple[str, str]) -> None:
@@ -346,6 +341,10 @@ def _named(manifest: Manifest) -> Iterable[tuple[str, str]]:
         if not isinstance(pages, Page):
             for ref in pages:
                 yield collection, ref.key
+
+
+def _keys(rollups: Iterable[Rollup]) -> tuple[str, ...]:
+    return tuple(rollup.key for rollup in rollups)
 
 
 def _pages_of(manifest: Manifest) -> dict[str, int]:

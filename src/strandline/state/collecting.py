@@ -32,23 +32,24 @@ def collect(state: State, command: Collect, _: Author) -> Changes:
 
 def retire_rollups(state: State, command: RetireRollups, _: Author) -> Changes:
     """The transition of `RetireRollups`."""
-    rollups = {key[0]: rollup for key, rollup in state.rollups.range()}
+    rollups = {rollup.key: rollup for _, rollup in state.rollups.range()}
     # SUBTLE: a rollup that was named since the objects were gathered may share pages with one that
     # is to go; they would be counted as garbage though it needs them.
     if rollups.keys() != {*command.dropped, *command.kept}:
         return [], False
-    verified = {s for s, r in rollups.items() if r.verified} | set(command.verified)
-    for dropped in command.dropped:
-        if sum(1 for kept in command.kept if kept > dropped and kept in verified) < 2:
+    whole = {key for key, r in rollups.items() if r.verified} | set(command.verified)
+    later = [rollups[key].seqno for key in command.kept if key in whole]
+    for dropped in (rollups[key].seqno for key in command.dropped):
+        if sum(seqno > dropped for seqno in later) < 2:
             raise UsageError(
                 f"rollup {dropped} has to stay: there are not two later ones that were read back"
             )
     diffs = [
-        Diff("rollups", (seqno,), replace(rollups[seqno], verified=True))
-        for seqno in command.verified
-        if seqno in command.kept and not rollups[seqno].verified
+        Diff("rollups", (rollups[key].seqno,), replace(rollups[key], verified=True))
+        for key in command.verified
+        if key in command.kept and not rollups[key].verified
     ]
-    diffs += [Diff("rollups", (seqno,), None) for seqno in command.dropped]
+    diffs += [Diff("rollups", (rollups[key].seqno,), None) for key in command.dropped]
     return diffs + _died(state, command.objects), True
 
 

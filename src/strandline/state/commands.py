@@ -501,17 +501,17 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class RetireRollups:
-    """Drops rollups, and says which were read back whole.
+    """Drops rollups, and says which were read back whole; all by their keys.
 
-    `objects` are what only the dropped ones name; they are dead from here on. `kept` are the seqnos
-    of all others that there were when the objects were gathered: if another has come meanwhile,
-    which may share their pages, nothing happens. Result: whether it did.
+    `objects` are what only the dropped ones name; they are dead from here on. `kept` are all others
+    that there were when the objects were gathered: if another has come meanwhile, which may share
+    their pages, nothing happens. Result: whether it did.
     """
 
-    dropped: tuple[int, ...]
-    kept: tuple[int, ...]
+    dropped: tuple[str, ...]
+    kept: tuple[str, ...]
     objects: tuple[Dead, ...] = ()
-    verified: tuple[int, ...] = ()
+    verified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
