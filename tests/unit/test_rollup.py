@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -670,6 +671,37 @@ def _between(steps: list[Callable[[], object]]) -> Decide:
         return decide(state, command, author)
 
     return decided
+
+
+def test_a_rollup_is_not_begun_while_one_that_another_thread_wrote_waits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background = Settings()
+    machine, other = place.machine(background), place.machine(background)
+    create(machine)
+
+    class Lock:
+        """Another thread had it until a moment ago."""
+
+        lock = threading.Lock()
+
+        def acquire(self, *, blocking: bool) -> bool:
+            with monkeypatch.context() as patch:
+                patch.setattr(machine, "_rolling", self.lock)
+                assert machine.roll_up()
+            write(other, b"beside")
+            machine.refresh()
+            return self.lock.acquire(blocking=blocking)
+
+        def release(self) -> None:
+            self.lock.release()
+
+    monkeypatch.setattr(machine, "_rolling", Lock())
+    assert not machine.roll_up()
+    write(machine, b"names it")
+    assert named(machine) is not None
+    assert texts(machine.state) == [b"beside", b"names it"]
+    equal(place, machine)
 
 
 def _forget_rollups(state: State, command: Any, author: Any) -> Any:

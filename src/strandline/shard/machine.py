@@ -374,12 +374,12 @@ class Machine:
         False if another is being written here, or waits to be named. A session that is not
         registered in the shard writes none. Errors: LocationError, Corruption.
         """
-        if not self._registered or self._upkeep.sealed is not None:
-            return False
-        if not self._rolling.acquire(blocking=False):
+        if not self._registered or not self._rolling.acquire(blocking=False):
             return False
         try:
-            return self._roll_up(self._deadline(timeout))
+            # SUBTLE: not asked before. If another thread sealed one since, what is noted for it
+            # would be begun anew, and the state that is adopted with it would lack records.
+            return self._upkeep.sealed is None and self._roll_up(self._deadline(timeout))
         finally:
             self._rolling.release()
 
