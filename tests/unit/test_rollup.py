@@ -734,6 +734,88 @@ def named_pages(place: Place, rollup: Rollup) -> set[str]:
     }
 
 
+@pytest.mark.parametrize("trusted", [1, 0], ids=["an older one", "none"])
+def test_who_could_not_read_the_newest_rollups_names_none_that_others_retired(trusted: int) -> None:
+    place = Place(Settings())
+    machine = place.machine()
+    create(machine)
+    for _ in range(3):
+        write(machine)
+        rolled_up(machine)
+    wary = place.machine()
+    for key in rollups(place)[trusted:]:
+        place.damage(key)
+    wary.refresh()
+    for key in rollups(place)[trusted:]:
+        place.damage(key)  # it was read badly
+    assert vacuumed(place, machine).rollups == 1
+    assert place.log[0].seqno == ObjectKey.parse(rollups(place)[1]).seqno
+    write(wary, b"by whom")
+    equal(place, wary)
+
+
+def test_the_log_is_there_from_each_rollup_that_could_not_be_retired() -> None:
+    place = Place(Settings())
+    machine = place.machine()
+    create(machine)
+    for _ in range(2):
+        write(machine)
+        rolled_up(machine)
+    vacuumed(place, machine)
+    for _ in range(2):
+        rolled_up(machine)
+    oldest, second, third, fourth = rollups(place)
+    wary = place.machine()
+    for key in (second, third, fourth):
+        place.damage(key)
+    wary.refresh()
+    for key in (second, fourth):
+        place.damage(key)  # it was read badly
+    found = vacuumed(place, machine)
+    assert (found.rollups, found.damaged) == (0, (third,))
+    assert [r.key for r in known_rollups(machine) if r.verified] == [oldest, second, fourth]
+    write(wary)
+    rollup = named(wary)
+    assert rollup is not None
+    assert rollup.key == oldest
+    equal(place, wary)
+
+
+def test_nothing_is_retired_while_a_rollup_that_is_kept_cannot_be_read() -> None:
+    place = Place(replace(SMALL, rollup_every_records=10_000))
+    one, two = fill(place, 100), place.machine()
+    write(two)  # before there is a rollup: it shares no page with the first
+    one.refresh()
+    rolled_up(one)
+    two.refresh()
+    rolled_up(two)
+    vacuumed(place, two)
+    one.refresh()
+    rolled_up(one)
+    two.refresh()
+    rolled_up(two)
+    first, second, third, fourth = known_rollups(two)
+    pages_of = {r.key: named_pages(place, r) for r in (first, second, third, fourth)}
+    shared = pages_of[first.key] & pages_of[third.key]
+    assert shared - pages_of[second.key] - pages_of[fourth.key]
+    place.damage(third.key)
+    assert vacuumed(place, two).damaged == (third.key,)
+    place.damage(third.key)  # it was read badly
+    for _ in range(3):
+        vacuumed(place, two)
+    assert [r.key for r in known_rollups(two)] == [third.key, fourth.key]
+    there = place.store.objects.keys()
+    assert pages_of[third.key] | pages_of[fourth.key] <= there
+    assert not (pages_of[first.key] - shared) & there, "what no rollup needs goes in the end"
+    place.damage(fourth.key)
+    equal(place, two)
+
+
+def known_rollups(machine: Machine) -> list[Rollup]:
+    machine.refresh()
+    return machine.run(lambda s: [rollup for _, rollup in s.rollups.range()])
+
+
 # --- very many
 
 

@@ -773,12 +773,14 @@ def _is_kept(state: State, rollup: Rollup) -> bool:
 def _retained(state: State, decision: Decision, newest: Rollup | None) -> Rollup | None:
     """The rollup for a record to name: the newest that this process trusts, if it is kept.
 
-    SUBTLE: a process that could not read a newer one goes on naming an older one. Should others
-    have read the newer ones back and retired that, whoever opened the shard from its head would
-    meet a rollup that is gone, and no record before it. So it names the newest that is kept.
+    SUBTLE: a process that could not read a newer one goes on naming an older one, or none. Should
+    others have read the newer ones back, retired that and truncated the log, whoever opened the
+    shard from its head would meet a rollup that is gone, or none, and no record before it. So it
+    names the newest that is kept; the log is there from the oldest of those on. Who names none
+    because it trusts none cannot know whether the log is still there from its beginning.
     """
     gone = {diff.key for diff in decision.diffs if diff.collection == "rollups" and not diff.after}
-    if newest is None or ((newest.seqno,) not in gone and _is_kept(state, newest)):
+    if newest is not None and (newest.seqno,) not in gone and _is_kept(state, newest):
         return newest
     kept = [rollup for key, rollup in state.rollups.range() if key not in gone]
     return kept[-1] if kept else None
