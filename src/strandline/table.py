@@ -14,7 +14,7 @@ from strandline.changes import Selection, delete_keys, delete_rows, overwrite, u
 from strandline.conditions import compile_where
 from strandline.differences import Wanted
 from strandline.env import Deadline, retry_delays
-from strandline.errors import TransactionConflict, UnknownTable, UsageError
+from strandline.errors import TransactionConflict, UsageError
 from strandline.exporting import export
 from strandline.expressions import Assignments
 from strandline.handle import Handle
@@ -553,10 +553,7 @@ class Table:
         """The table as it is called and set now; UnknownTable once it was dropped."""
         if self._transaction is not None:
             # What the transaction made or renamed nobody else knows yet.
-            for version in self._transaction.tables():
-                if version.table == self._version.table:
-                    return version
-            raise UnknownTable(f"this transaction dropped the table {self._version.name!r}")
+            return self._transaction.version(self._version.table)
         txns = self._handle.store.txns
         limit = (deadline or self._handle.deadline(None)).remaining()
         state = txns.refresh(timeout=limit)
@@ -577,6 +574,7 @@ class Table:
                 "write to the table itself"
             )
         if self._transaction is not None:
+            self._transaction.version(self._version.table)  # before anything is staged for it
             return self._transaction.options(operation, self._handle.deadline(timeout))
         options = WriteOptions.of(self._handle, operation, token, metadata, timeout)
         if self._position is None:

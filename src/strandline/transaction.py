@@ -109,8 +109,11 @@ class Transaction:
         self._bases: dict[str, View] = {}
         self._writes: dict[str, list[Entry]] = {}
         self._versions: dict[str, TableVersion] = {}
+        """Tables as they are called here, those that were asked for so far."""
         self._reads: dict[str, list[Interval]] = {}
         self._changes: dict[str, TableChange] = {}
+        self._dropped: dict[str, str] = {}
+        """The names that tables had when they were dropped here, by id."""
         self._points: dict[str, tuple[bytes, ...]] = {}
         """Of new tables: where they are split from the start."""
         self._merged: list[Staged] = []
@@ -133,7 +136,7 @@ class Transaction:
             version = named(self.tables(), name)
         else:
             version = self._handle.store.txns.table(self._state, name)
-        self._versions.setdefault(version.table, version)
+        self._versions[version.table] = version
         return TransactionTable(self, Table(self._handle, version, transaction=self))
 
     def __getitem__(self, name: str) -> TransactionTable:
@@ -176,7 +179,11 @@ class Transaction:
         change = self._changes.pop(version.table, None)
         self._writes.pop(version.table, None)
         self._points.pop(version.table, None)
-        if change is None or change.expected_version is not None:
+        self._dropped[version.table] = version.name
+        if change is not None and change.expected_version is None:
+            # Nobody else ever knew of it: that it was read says nothing about anybody's changes.
+            self._reads.pop(version.table, None)
+        else:
             before = self._before(version.table)
             self._changes[version.table] = TableChange(before, before.version, dropped=True)
 
@@ -191,8 +198,7 @@ class Transaction:
         change = self._changes.get(version.table)
         expected = version.version if change is None else change.expected_version
         self._changes[version.table] = TableChange(after, expected)
-        if version.table in self._versions:
-            self._versions[version.table] = after
+        self._versions[version.table] = after
 
     def _check_free(self, name: str, but: str = "") -> None:
         for version in self.tables():
@@ -205,6 +211,17 @@ class Transaction:
     def _before(self, table: str) -> TableVersion:
         """The table as it was when the transaction began."""
         return self._handle.store.txns.table_by_id(self._state, table)
+
+    def version(self, table: str) -> TableVersion:
+        """The table with that id, by the name that it has here; UnknownTable once it was dropped
+        here, or by others before the moment that is read.
+        """
+        if table in self._dropped:
+            raise UnknownTable(f"this transaction dropped the table {self._dropped[table]!r}")
+        found = self._versions.get(table)
+        if found is None:
+            found = self._versions[table] = self._before(table)
+        return found
 
     def _is_new(self, table: str) -> bool:
         change = self._changes.get(table)
@@ -340,6 +357,7 @@ class Transaction:
         """The table with that id as the transaction sees it; what is read of it is remembered."""
         self._check_open()
         store = self._handle.store
+        version = self.version(table)
         base = self._bases.get(table)
         if base is None:
             try:
@@ -354,19 +372,26 @@ class Transaction:
                 base = self._base(table, deadline)
             self._bases[table] = base
         own = tuple(self._writes.get(table, ()))
-        return replace(base, entries=base.entries + own, own=own, seen=partial(self._saw, table))
+        # The base knows it by the name of the moment that is read.
+        return replace(
+            base,
+            version=version,
+            entries=base.entries + own,
+            own=own,
+            seen=partial(self._saw, table),
+        )
 
     def add(self, writes: Sequence[tuple[TableVersion, Write]]) -> Commit:
         """Takes up writes; from now on reads within the transaction see them."""
         self._check_open()
         rows = 0
         for version, write in writes:
+            self.version(version.table)
             if not write.batch.rows:
                 continue
             # As if written at the time that is read, after everything else of that time.
             entry = Entry(version.table, max(0, self.read_time), next(_ordinals), "", write.batch)
             with self._lock:
-                self._versions.setdefault(version.table, version)
                 self._writes.setdefault(version.table, []).append(entry)
             rows += write.batch.rows
         return Commit(self.read_time, rows, tuple(dict.fromkeys(v.name for v, _ in writes)))

@@ -48,6 +48,9 @@ class Pending(Protocol):
     def tables(self) -> list[TableVersion]:
         """The tables that there are."""
 
+    def version(self, table: str) -> TableVersion:
+        """The one with that id; UnknownTable once the transaction dropped it."""
+
     def options(self, operation: str, deadline: Deadline) -> WriteOptions:
         """The options of a write within it."""
 

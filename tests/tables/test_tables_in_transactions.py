@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -198,3 +199,154 @@ def test_others_commit_while_tables_come_and_go(
             seen.add(tuple(then))
             assert then == ["readings"] or then[0][1:] == then[1][1:]
         assert len(seen) == rounds + 1
+
+
+# --- SQL, under the names that the transaction gave
+
+
+def stocked(db: Database, name: str, *items: str) -> Table:
+    table = db.create_table(name, KEYED, row_keys="item", kind="keyed")
+    table.append({"item": list(items), "count": [1] * len(items)})
+    return table
+
+
+def items(tx: Transaction, name: str) -> list[str]:
+    found = tx.sql(f'select item from "{name}" order by item').fetchall()
+    return [item for (item,) in found]
+
+
+def test_sql_knows_tables_by_the_names_that_they_have_in_the_transaction(
+    db: Database, tmp_path: Path
+) -> None:
+    stocked(db, "stock", "old")
+    stocked(db, "sink")
+    with db.transaction() as tx:
+        assert items(tx, "stock") == ["old"]
+        tx.rename_table("stock", "archive")
+        with pytest.raises(sl.UsageError, match="stock"):
+            items(tx, "stock")
+        new = {"item": ["new"], "place": [7]}
+        tx.create_table("stock", new, row_keys="item", kind="keyed")
+        assert items(tx, "ARCHIVE") == ["old"]
+        assert tx.sql("select item, place from stock").fetchall() == [("new", 7)]
+        assert tx.sql("insert into sink select item, place from stock") == 1
+        assert tx.sql("update archive set count = 5 where item in (select 'old' from stock)") == 1
+        assert tx.sql("update stock set place = (select count from archive)") == 1
+        assert tx.sql("delete from sink where item in (select item from archive)") == 0
+        tx.sql(f"copy stock to '{tmp_path / 'table.csv'}'")
+        tx.sql(f"copy (select * from archive) to '{tmp_path / 'query.csv'}'")
+        assert tx.sql(f"copy archive from '{tmp_path / 'query.csv'}' (header)") == 1
+    assert (tmp_path / "table.csv").read_text().splitlines() == ["item,place", "new,5"]
+    assert (tmp_path / "query.csv").read_text().splitlines() == ["item,count", "old,5"]
+    assert db["sink"].scan().to_arrow().to_pylist() == [{"item": "new", "count": 7}]
+    assert db["archive"].get_one("old") == {"item": "old", "count": 5}
+    assert tx.committed is not None
+    assert sorted(tx.committed.tables) == ["archive", "sink", "stock"]
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_what_sql_writes_after_an_exchange_of_names_is_of_the_tables_as_named_now(
+    db: Database, seen_before: bool
+) -> None:
+    stocked(db, "a", "of a")
+    stocked(db, "b", "of b")
+    stocked(db, "sink")
+    with db.transaction() as tx:
+        if seen_before:
+            assert items(tx, "a") == ["of a"]
+            assert len(tx["b"]) == 1
+        for name, to in (("a", "between"), ("b", "a"), ("between", "b")):
+            tx.rename_table(name, to)
+        assert tx.sql("insert into sink select a.item, 1 from a") == 1
+        tx["a"].append({"item": ["more of b"], "count": [1]})
+        assert items(tx, "a") == ["more of b", "of b"]
+        assert tx.sql("insert into sink select b.item || ', ' || a.item, 2 from a, b") == 2
+        assert [version.name for version in tx.tables()] == ["a", "b", "sink"]
+    sunk = ["of a, more of b", "of a, of b", "of b"]
+    assert db["sink"].scan().to_arrow()["item"].to_pylist() == sunk
+    assert len(db["a"]) == 2
+    assert len(db["b"]) == 1
+
+
+def test_a_name_comes_back_in_another_case_and_as_another_table(db: Database) -> None:
+    stocked(db, "stock", "old")
+    with db.transaction() as tx:
+        tx.rename_table("stock", "Stock")
+        assert items(tx, "stock") == items(tx, "STOCK") == ["old"]
+        tx.rename_table("Stock", "stock")
+        assert items(tx, "stock") == ["old"]
+        tx.drop_table("stock")
+        with pytest.raises(sl.UsageError, match="stock"):
+            items(tx, "stock")
+        tx.create_table("stock", {"place": [1], "item": ["new"]}, row_keys="place")
+        assert items(tx, "stock") == ["new"]
+        assert tx.sql("insert into stock values (2, 'more')") == 1
+    assert db["stock"].scan().to_arrow()["item"].to_pylist() == ["new", "more"]
+
+
+def test_what_is_staged_goes_into_a_table_by_whatever_name(db: Database) -> None:
+    stocked(db, "stock", "old")
+    staged = db.stage({"stock": {"item": ["staged"], "count": [1]}})
+    with db.transaction() as tx:
+        tx.rename_table("stock", "archive")
+        stocked_now = tx.create_table("stock", KEYED, row_keys="item", kind="keyed")
+        assert tx.merge(staged) == 1
+        assert items(tx, "archive") == ["old", "staged"]
+        assert items(tx, "stock") == []
+        assert len(stocked_now) == 0
+    assert len(db["archive"]) == 2
+
+
+# --- what was dropped
+
+
+WRITES: dict[str, Callable[[Transaction, Any], object]] = {
+    "append": lambda _, table: table.append({"item": ["x"], "count": [1]}),
+    "upsert": lambda _, table: table.upsert({"item": ["x"], "count": [1]}),
+    "nothing": lambda _, table: table.append({"item": [], "count": []}),
+    "delete": lambda _, table: table.delete("count = 1"),
+    "delete keys": lambda _, table: table.delete(keys=["old"]),
+    "delete all": lambda _, table: table.delete(all=True),
+    "update": lambda _, table: table.update({"count": "2"}),
+    "overwrite": lambda _, table: table.overwrite({"item": ["x"], "count": [1]}),
+    "sql insert": lambda tx, _: tx.sql("insert into stock values ('x', 1)"),
+    "sql select": lambda tx, _: tx.sql("insert into stock select * from other"),
+    "sql update": lambda tx, _: tx.sql("update stock set count = 2"),
+    "sql delete": lambda tx, _: tx.sql("delete from stock"),
+}
+
+
+@pytest.mark.parametrize("made_here", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_to_a_table_that_the_transaction_dropped_is_refused_and_the_rest_is_committed(
+    open_database: Callable[..., Database], write: str, made_here: bool
+) -> None:
+    db = open_database(settings=sl.Settings(background=False, inline_bytes_max=0))
+    stocked(db, "other", "x")
+    if not made_here:
+        stocked(db, "stock", "old")
+    with db.transaction() as tx:
+        if made_here:
+            tx.create_table("stock", {"item": ["old"], "count": [1]}, row_keys="item", kind="keyed")
+        table = tx["stock"]
+        assert len(table) == 1
+        tx["other"].upsert({"item": ["y"], "count": [1]})
+        tx.drop_table("stock")
+        before = db.usage().num_rows
+        with pytest.raises(sl.UnknownTable, match="stock"):
+            WRITES[write](tx, table)
+        with pytest.raises(sl.UnknownTable, match="dropped the table 'stock'"):
+            table.get("old")
+        assert db.usage().num_rows == before, "and nothing was staged for it"
+    assert db.tables() == ["other"]
+    assert len(db["other"]) == 2
+
+
+def test_what_was_staged_for_a_table_that_the_transaction_dropped_is_refused(db: Database) -> None:
+    stocked(db, "stock", "old")
+    staged = db.stage({"stock": {"item": ["staged"], "count": [1]}})
+    with db.transaction() as tx:
+        tx.drop_table("stock")
+        with pytest.raises(sl.UnknownTable, match="dropped"):
+            tx.merge(staged)
+    assert db.tables() == []
