@@ -244,21 +244,19 @@ class Transaction:
             return self.committed
         self._check_open()
         deadline = self._handle.deadline(self._timeout if timeout is None else timeout)
-        options = self.options("transaction", deadline)
-        options = replace(
-            options,
-            token=self._token,
-            metadata=self._metadata,
-            transaction=None,
-            positions=self._positions,
-            merged=self._ids(),
-        )
-        writes = self._to_be_written(options)
-        if not writes and not self._changes and self._token is None and not self._positions:
+        if self._writes or self._changes or self._token is not None or self._positions:
+            options = replace(
+                self.options("transaction", deadline),
+                token=self._token,
+                metadata=self._metadata,
+                transaction=None,
+                positions=self._positions,
+                merged=self._ids(),
+            )
+            self.committed = self._granted(self._to_be_written(options), options)
+        else:
             # Reads of one moment are at one moment: that is all that there is to prove.
             self.committed = Commit(self.read_time, 0, ())
-        else:
-            self.committed = self._granted(writes, options)
         self._over = "was committed"
         return self.committed
 

@@ -318,6 +318,50 @@ def test_wrong_options_say_which_are_right(
         db.transaction(**options)
 
 
+def test_a_transaction_that_only_reads_needs_no_permission_to_write(
+    db: Database, tmp_path: Path
+) -> None:
+    def tally(tx: sl.Transaction) -> int:
+        return int(tx.sql("select sum(count) from stock").fetchall()[0][0])
+
+    commits = db.history().num_rows
+    with connect(tmp_path, mode="r") as reader:
+        for isolation in ("strict serializable", "serializable", "snapshot"):
+            with reader.transaction(isolation=isolation) as tx:
+                assert tx["stock"].get_one(1) == {"item": 1, "count": 10}
+                assert tally(tx) == 60
+            assert tx.committed == sl.Commit(tx.read_time, 0, ())
+            assert reader.transact(tally, isolation=isolation) == 60
+    assert db.history().num_rows == commits
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tx: tx["stock"].append({"item": [9], "count": [9]}),
+        lambda tx: tx["stock"].append({"item": [], "count": []}),
+        lambda tx: tx["stock"].delete("count = 0"),
+        lambda tx: tx.sql("update stock set count = 1 where item = 77"),
+        lambda tx: tx.sql("insert into orders select * from orders"),
+        lambda tx: tx.create_table("new", STOCK, row_keys="item"),
+        lambda tx: tx.drop_table("stock"),
+        lambda tx: tx.rename_table("stock", "new"),
+        lambda tx: tx.stage(),
+    ],
+)
+def test_a_write_in_a_transaction_says_that_the_handle_is_for_reading(
+    db: Database, tmp_path: Path, write: Callable[[sl.Transaction], Any]
+) -> None:
+    with connect(tmp_path, mode="r") as reader:
+        with reader.transaction() as tx, pytest.raises(UsageError, match="mode='r'"):
+            write(tx)
+        with (
+            pytest.raises(UsageError, match="mode='r'"),
+            reader.transaction(token=("a", 1)) as tx,
+        ):
+            assert len(tx["stock"]) == 3
+
+
 def test_the_past_takes_no_transactions(db: Database) -> None:
     past = db.as_of(db["stock"].append({"item": [8], "count": [1]}))
     with pytest.raises(UsageError, match="cannot change"):
