@@ -211,10 +211,9 @@ def _read_back(
 
 def _markers(keys: pa.Table, schema: TableSchema) -> pa.Table:
     """Delete markers of a keyed table: keys, nulls, and `__diff` -1."""
+    names = set(schema.keys)
     columns = [
-        keys.column(field.name)
-        if field.name in schema.keys
-        else pa.nulls(keys.num_rows, field.type)
+        keys.column(field.name) if field.name in names else pa.nulls(keys.num_rows, field.type)
         for field in schema.arrow
     ]
     return _diffed(columns, -1, keys.num_rows, schema)

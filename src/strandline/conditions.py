@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -249,11 +250,25 @@ class ArrowCondition:
             raise UsageError(
                 f"where={expression} is no condition on the columns {schema.names}: {error}"
             ) from None
-        self.columns = tuple(n for n in schema.names if _fails(empty.drop_columns([n]), expression))
+        self.columns = tuple(_needed(empty, schema.names, expression))
         self.comparisons = tuple(_arrow_comparisons(str(expression), schema))
 
     def select(self, table: pa.Table) -> pa.Table:
         return table.filter(self.expression)
+
+
+def _needed(table: pa.Table, names: list[str], expression: pc.Expression) -> list[str]:
+    """Those of the columns `names` without which the expression fails; found by halving."""
+    # Arrow drops columns one by one, each time copying the list of all.
+    without = set(names)
+    others = table.select([name for name in table.column_names if name not in without])
+    if not names or not _fails(others, expression):
+        return []
+    if len(names) == 1:
+        return names
+    middle = len(names) // 2
+    found = (_needed(table, half, expression) for half in (names[:middle], names[middle:]))
+    return list(chain.from_iterable(found))
 
 
 def _fails(table: pa.Table, expression: pc.Expression) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import glob
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -266,14 +267,15 @@ class _Into:
         missing = sorted((wanted or set()) - {column for _, column in places})
         if missing:
             raise SchemaMismatch(f"there is no column {missing[0]!r} in it; there are {names}")
-        targets = [column for _, column in places]
-        for column in targets:
-            if column not in self.schema.arrow.names:
+        targets = Counter(column for _, column in places)
+        unknown = targets.keys() - set(known.values())
+        for column, count in targets.items():
+            if column in unknown:
                 raise SchemaMismatch(
                     f"column {column!r} is not in the table, whose columns are "
                     f"{self.schema.arrow.names}{hint}"
                 )
-            if targets.count(column) > 1:
+            if count > 1:
                 raise SchemaMismatch(f"column {column!r} occurs twice")
         return places
 

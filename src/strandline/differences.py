@@ -59,10 +59,10 @@ class Wanted:
     def arrow(self) -> pa.Schema:
         """The schema of what comes out."""
         schema, keyed = self.schema, self.schema.kind == "keyed"
-        user = []
+        user, keys = [], set(schema.keys)
         for name in self.columns:
             field = schema.arrow.field(name).remove_metadata()
-            user.append(field.with_nullable(field.nullable or (keyed and name not in schema.keys)))
+            user.append(field.with_nullable(field.nullable or (keyed and name not in keys)))
         time = pa.field(TIME, pa.int64(), nullable=False)
         if not keyed:
             return pa.schema([*user, time, pa.field(DIFF, pa.int64(), nullable=False)])

@@ -214,6 +214,8 @@ class Assignments:
         """The rows with the columns set. `UsageError` or `SchemaMismatch` for a bad value."""
         said = f"the update of table {self._name!r}"
         result = evaluate(self._items, rows, self._name, said, self._others)
+        fields = {field.name: field for field in rows.schema}
+        columns = dict(zip(fields, rows.columns, strict=True))
         for name in self._columns:
             field = self._schema.arrow.field(name)
             column = result.column(name).cast(field.type)
@@ -222,8 +224,8 @@ class Assignments:
                     f"{said} makes column {name!r} null in {column.null_count} rows, and it is "
                     "never null"
                 )
-            rows = rows.set_column(rows.column_names.index(name), field, column)
-        return rows
+            fields[name], columns[name] = field, column
+        return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields.values()))
 
 
 def sql_types(cursor: Duck, schema: pa.Schema) -> dict[str, str]:

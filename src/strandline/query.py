@@ -218,8 +218,9 @@ def columns_of(version: TableVersion, columns: Sequence[str]) -> tuple[str, ...]
     """The columns of a table that a user names; `UsageError` for others."""
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     known, table = typed(version)[0].arrow.names, version.name
+    unknown = set(names).difference(known)
     for name in names:
-        if name not in known:
+        if name in unknown:
             raise UsageError(f"table {table!r} has no column {name!r}; its columns are {known}")
     if len(set(names)) < len(names):
         raise UsageError(f"columns={list(names)} names one twice")

@@ -244,7 +244,8 @@ class Reading:
             return False
         usable: Sequence[Comparison] = condition.comparisons
         if not clean and self.schema.kind != "rows":
-            usable = [c for c in usable if c.column in self.schema.keys]
+            keys = set(self.schema.keys)
+            usable = [c for c in usable if c.column in keys]
         return bool(usable) and not may_match(part.statistics, usable, self.schema)
 
     def _seconds(self) -> float:

@@ -627,7 +627,8 @@ def changes_wanted(
     schema, name = typed(version)[0], version.name
     chosen = tuple(schema.arrow.names) if columns is None else columns_of(version, columns)
     if schema.kind == "keyed":
-        chosen = (*(key for key in schema.keys if key not in chosen), *chosen)
+        missing = set(schema.keys).difference(chosen)
+        chosen = (*(key for key in schema.keys if key in missing), *chosen)
     elif with_old:
         raise UsageError(
             f"table {name!r} is of kind 'rows', whose changes are whole rows: an "

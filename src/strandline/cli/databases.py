@@ -129,7 +129,7 @@ def create(
         raise sl.UsageError("say what the columns are: pass --schema 'k int64, …' or --like FILE")
     columns = schema_of_file(like) if like is not None else schema_of(schema or "")
     keys = names_of(row_keys)
-    missing = [key for key in keys if key not in columns.names]
+    missing = set(keys).difference(columns.names)
     points: list[Any] = []
     if split_points and not missing:
         points = points_of(split_points, columns, keys)

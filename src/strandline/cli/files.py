@@ -199,16 +199,18 @@ def _refuse_array(path: Path) -> None:
 
 def _aligned(batch: pa.RecordBatch, schema: pa.Schema, path: Path, table: str) -> pa.RecordBatch:
     """The batch in the columns of the schema, by name."""
-    unknown = [name for name in batch.schema.names if name not in schema.names]
+    names, known = batch.schema.names, set(schema.names)
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise sl.SchemaMismatch(
             f"{path} has a column {unknown[0]!r} that table {table!r} has not; its columns are "
             f"{', '.join(schema.names)}"
         )
+    given = set(names)
     return pa.record_batch(
         [
             _fitting(batch.column(field.name), field, path)
-            if field.name in batch.schema.names
+            if field.name in given
             else pa.nulls(batch.num_rows, field.type)
             for field in schema
         ],

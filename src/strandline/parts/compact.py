@@ -294,11 +294,12 @@ def _updates(source: Source, arrow: pa.Schema, forward: int | None) -> Iterator[
     missing = {TIME: time, DIFF: 1, END: _OPEN}
     for whole in batches_of(source.data):
         batch = whole
-        if source.rows_from is not None and TIME in batch.schema.names:
+        there = set(batch.schema.names)
+        if source.rows_from is not None and TIME in there:
             batch = batch.filter(pc.greater_equal(batch.column(TIME), int64(source.rows_from)))
         columns = []
         for field in arrow:
-            if field.name in batch.schema.names:
+            if field.name in there:
                 column = batch.column(field.name)
                 if field.name == TIME and forward is not None:
                     column = pc.max_element_wise(column, int64(forward))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -211,20 +212,21 @@ class _Plan:
 
     def _explain(self, names: list[str]) -> None:
         """Raises for unknown, repeated and missing columns; missing ones that may be null pass."""
-        known = self._schema.arrow.names
-        for name in names:
+        every = self._schema.arrow.names
+        known, given, keys = set(every), Counter(names), set(self._schema.keys)
+        for name in given:
             if name.startswith("__") and name not in known:
                 raise SchemaMismatch(f"column {name!r}: names that begin with __ are reserved")
             if name not in known:
                 raise SchemaMismatch(
-                    f"column {name!r} is not in the table, whose columns are {known}: "
+                    f"column {name!r} is not in the table, whose columns are {every}: "
                     "leave it out, or add it to the table first"
                 )
-            if names.count(name) > 1:
+            if given[name] > 1:
                 raise SchemaMismatch(f"column {name!r} occurs twice: rename one of them")
-        for name in known:
-            if name not in names and not self._schema.arrow.field(name).nullable:
-                what = "a key" if name in self._schema.keys else "not nullable"
+        for name in every:
+            if name not in given and not self._schema.arrow.field(name).nullable:
+                what = "a key" if name in keys else "not nullable"
                 raise SchemaMismatch(f"column {name!r} is missing, but it is {what}: pass it")
 
     def columns(self, data: pa.Table | pa.RecordBatch, base: int) -> list[Any]:
@@ -332,19 +334,22 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _check_structs(given: pa.DataType, wanted: pa.DataType, where: str) -> None:
-    names = [given.field(i).name for i in range(given.num_fields)]
-    known = [wanted.field(i).name for i in range(wanted.num_fields)]
-    for name in names:
-        if name not in known or names.count(name) > 1:
-            how = "twice" if name in known else "unknown"
+    fields = [given.field(i) for i in range(given.num_fields)]
+    counts = Counter(field.name for field in fields)
+    known = [wanted.field(i) for i in range(wanted.num_fields)]
+    unknown = counts.keys() - {field.name for field in known}
+    for name, count in counts.items():
+        if name in unknown or count > 1:
+            how = "unknown" if name in unknown else "twice"
             raise SchemaMismatch(f"{where} of type {wanted} is given the field {name!r}, {how}")
-    for name in known:
-        field = wanted.field(name)
-        if name in names:
-            inner = given.field(name).type
-            _check_types(inner, field.type, f"{where}, field {name!r},", inside=True)
+    inner = {field.name: field.type for field in fields}
+    for field in known:
+        if field.name in inner:
+            _check_types(
+                inner[field.name], field.type, f"{where}, field {field.name!r},", inside=True
+            )
         elif not field.nullable:
-            raise SchemaMismatch(f"{where} lacks the field {name!r}: pass it")
+            raise SchemaMismatch(f"{where} lacks the field {field.name!r}: pass it")
 
 
 def _cast(column: Any, field: pa.Field, base: int) -> Any:

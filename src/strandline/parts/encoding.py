@@ -131,12 +131,12 @@ def _stored(sample: pa.Table, encoding: Encoding) -> dict[str, _Stored]:
 
 def _statistics(sample: pa.Table) -> list[str] | bool:
     """The columns, by path, that have statistics per row group; True: all."""
-    long = [
+    long = {
         f.name
         for f, column in zip(sample.schema, sample.columns, strict=True)
         if (types.is_string(f.type) or types.is_binary(f.type))
         and column.nbytes > _STATISTICS_BYTES_MAX * max(len(column), 1)
-    ]
+    }
     if not long:
         return True
     return [name for name in sample.schema.names if name not in long]

@@ -175,9 +175,10 @@ def _flagged(table: pa.Table, flag: int) -> pa.Table:
 def _ends(history: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
     """The ends up to `as_of` of rows of history, as retractions or markers."""
     ended = history.filter(pc.less_equal(history.column(END), as_of))
+    keys = set(schema.keys)
     columns = {
         name: ended.column(name)
-        if schema.kind == "rows" or name in schema.keys
+        if schema.kind == "rows" or name in keys
         else pa.nulls(ended.num_rows, schema.arrow.field(name).type)
         for name in ended.column_names
         if name not in {TIME, END}
@@ -189,8 +190,9 @@ def _ends(history: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
 
 def _user_columns(tables: Sequence[pa.Table], schema: TableSchema) -> list[str]:
     """The user columns that every source has, in the table's order."""
-    names: list[str] = schema.arrow.names
-    return [n for n in names if all(n in table.column_names for table in tables)]
+    every: list[str] = schema.arrow.names
+    names = set(every).intersection(*(table.column_names for table in tables))
+    return [name for name in every if name in names]
 
 
 def _united(tables: Sequence[pa.Table], names: Sequence[str], arrow: pa.Schema) -> pa.Table:

@@ -12,6 +12,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -292,7 +293,8 @@ class OpenPart:
         if whole:
             return Plan(found, [Run(range(len(self._separators)), None)], None)
         phases = None
-        names = [n for n in found.arrow.names if n not in schema.keys]
+        known = set(schema.keys)
+        names = [n for n in found.arrow.names if n not in known]
         if names:
             keys = self._columns(schema, schema.keys, keys=False)
             phases = (keys, self._columns(schema, names, keys=False))
@@ -340,15 +342,16 @@ class OpenPart:
             mapping = Mapping(self.stored, schema, needed or schema.keys[:1])
             if not mapping.needed:  # columns that were added later, and no other
                 mapping = Mapping(self.stored, schema, [*needed, schema.keys[0]])
-            out = pa.schema([mapping.arrow.field(n) for n in names if n in mapping.arrow.names])
+            there = {field.name: field for field in mapping.arrow}
+            out = pa.schema([there[n] for n in names if n in there])
             found = Columns(mapping, self._leaves(mapping.needed), out, KeyCodec(schema))
             self._plans[schema.version, asked, keys] = found
         return found
 
     def _leaves(self, columns: Sequence[int]) -> list[int]:
         """Columns as Parquet counts them, which sees only what is not nested."""
-        counts = [_leaf_count(field.type) for field in self.stored]
-        return [sum(counts[:at]) + i for at in columns for i in range(counts[at])]
+        bounds = list(accumulate((_leaf_count(f.type) for f in self.stored), initial=0))
+        return [leaf for at in columns for leaf in range(bounds[at], bounds[at + 1])]
 
 
 class Decoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -185,10 +186,11 @@ def _validate_names(names: Iterable[str], what: str) -> None:
 
 
 def _validate_keys(schema: pa.Schema, keys: tuple[str, ...]) -> None:
-    for name in keys:
-        if name not in schema.names:
+    unknown, counts = set(keys).difference(schema.names), Counter(keys)
+    for name, count in counts.items():
+        if name in unknown:
             raise UsageError(f"the key {name!r} is not a column; columns are {schema.names}")
-        if keys.count(name) > 1:
+        if count > 1:
             raise UsageError(f"{name!r} is a key twice: name it once in row_keys or sort_keys")
 
 

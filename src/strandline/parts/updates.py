@@ -139,7 +139,13 @@ def happened(
     places = np.flatnonzero(told)
     rows = line if len(places) == line.num_rows else line.take(int64s(places))
     gone = ~there[places]
-    columns = {name: _unless(gone, rows, name, schema) for name in names}
+    keys, some_gone = set(schema.keys), gone.any()
+    columns = {
+        name: _unless(gone, rows.column(name))
+        if some_gone and name not in keys
+        else rows.column(name)
+        for name in names
+    }
     columns[TIME] = rows.column(TIME)
     if with_old:
         columns[OLD] = _old(line.select(names), places, was_there[places])
@@ -169,15 +175,10 @@ def _matching(table: pa.Table, select: Select) -> Any:
     return mask
 
 
-def _unless(gone: Any, rows: pa.Table, name: str, schema: TableSchema) -> Any:
-    """A column of the changes: null in those that are deletes, unless it is a key."""
-    column = rows.column(name)
-    if name in schema.keys:
-        return column
-    if not gone.any():
-        return column
+def _unless(gone: Any, column: Any) -> Any:
+    """A column that is no key, with null in the changes that are deletes."""
     # By indices, because conditional functions of Arrow do not take every nested type.
-    return column.take(int64s(np.arange(rows.num_rows, dtype=np.int64), valid=~gone))
+    return column.take(int64s(np.arange(len(column), dtype=np.int64), valid=~gone))
 
 
 def _old(line: pa.Table, places: Any, was_there: Any) -> Any:

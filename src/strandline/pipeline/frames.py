@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date, datetime
 from decimal import Decimal
@@ -138,7 +139,7 @@ def fitted(frame: DataFrame, schema: TableSchema) -> DataFrame:
     fits. Whether each value fits is seen when it is read.
     """
     names = frame.columns
-    doubled = sorted({name for name in names if names.count(name) > 1})
+    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubled:
         raise SchemaMismatch(f"column {doubled[0]!r} occurs twice: rename one of them")
     try:
