@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent.parent / "docs"
 NOTICE = "<!-- Written by `make docs`. Change the code, not this file. -->\n"
 
 _FORMS = """\
+`--url` may stand after the command as well; without it the environment's `STRANDLINE_URL` counts.
+
 Every command takes `--output table|json|csv|arrow`: a table for people, a JSON array with one
 object per line, CSV, or an Arrow IPC stream. In JSON, times are ISO 8601 in UTC, decimals are text,
 bytes are base64, and what is not a number (NaN, infinity) is null. In CSV nothing between commas is
@@ -49,7 +51,7 @@ def command_line() -> str:
         lines += ["", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
         example = (command.epilog or "").removeprefix("Example:").strip()
         lines += ["```", example, "```", ""]
-        rows = [*_arguments(command), *_options(command)]
+        rows = [*_arguments(command), *_options(command, but="url")]
         lines += ["| | |", "|---|---|", *(f"| {what} | {says} |" for what, says in rows)]
     return "\n".join(lines) + "\n"
 
@@ -64,9 +66,9 @@ def _arguments(command: Any) -> Iterator[tuple[str, str]]:
             yield shown + (f" ({choices})" if choices else ""), _cell(parameter.help)
 
 
-def _options(command: Any) -> Iterator[tuple[str, str]]:
+def _options(command: Any, but: str = "") -> Iterator[tuple[str, str]]:
     for parameter in command.params:
-        if parameter.param_type_name != "option" or parameter.name == "help":
+        if parameter.param_type_name != "option" or parameter.name in {"help", but}:
             continue
         what = ", ".join(f"`{name}`" for name in parameter.opts)
         value = _choices(parameter) or parameter.metavar

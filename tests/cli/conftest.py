@@ -16,8 +16,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
 
-    def run_it(*arguments: str, status: int = 0, stdin: str | None = None) -> Said:
-        environment = {"STRANDLINE_URL": "lake", "COLUMNS": "200"}
+    def run_it(
+        *arguments: str, status: int = 0, stdin: str | None = None, screen: int | None = None
+    ) -> Said:
+        environment = {"STRANDLINE_URL": "lake", "COLUMNS": str(screen or 200)}
+        if screen is not None:  # a terminal, without colours, of so many columns
+            environment |= {"TTY_COMPATIBLE": "1", "TERM": "xterm", "NO_COLOR": "1"}
         result = runner.invoke(app, list(arguments), input=stdin, env=environment)
         said = Said(result.stdout_bytes, result.stderr)
         assert result.exit_code == status, (arguments, result.exit_code, result.output)

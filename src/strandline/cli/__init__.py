@@ -1,4 +1,4 @@
-"""The command line: `strandline [--url URL] COMMAND`. A shell around the package's public names."""
+"""The command line: `strandline COMMAND --url URL`. A shell around the package's public names."""
 
 from strandline.cli import (
     clock,

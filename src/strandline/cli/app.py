@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,7 @@ __all__ = [
     "command",
     "confirm",
     "open_database",
+    "say_url",
     "url_of",
 ]
 
@@ -118,9 +121,11 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class _Options:
-    """What was said before the command."""
+    """What was said that is not the command's own."""
 
     url: str | None
+    said: bool
+    """Whether the URL stands in the command line; else it is from the environment."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -129,15 +134,13 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_WHERE = "Where the database is: a directory, or a URL."
+
+
 @app.callback()
 def _options(
     ctx: typer.Context,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", envvar="STRANDLINE_URL", help="Where the database is: a directory, or a URL."
-        ),
-    ] = None,
+    url: Annotated[str | None, typer.Option("--url", envvar="STRANDLINE_URL", help=_WHERE)] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show where in the program an error was raised.")
     ] = False,
@@ -148,21 +151,58 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    ctx.obj = _Options(url)
+    source = ctx.get_parameter_source("url")
+    ctx.obj = _Options(url, said=source is not None and source.name == "COMMANDLINE")
 
 
 def command(name: str, *, example: str, panel: str, **settings: Any) -> Callable[[F], F]:
-    """Declares a command of the program. The example shows in its help, and a test runs it."""
-    return app.command(name, epilog=f"Example:  {example}", rich_help_panel=panel, **settings)
+    """Declares a command of the program. The example shows in its help, and a test runs it.
+
+    A command that takes the context is about a database, whose --url may stand after it as well.
+    """
+    declared = app.command(name, epilog=f"Example:  {example}", rich_help_panel=panel, **settings)
+
+    def declare(function: F) -> F:
+        declared(_with_url(function))
+        return function
+
+    return declare
+
+
+def _with_url(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with an option --url; itself if it takes no context."""
+    signature = inspect.signature(function, eval_str=True)
+    if "ctx" not in signature.parameters:
+        return function
+
+    @functools.wraps(function)
+    def run(*, ctx: typer.Context, url: str | None, **arguments: Any) -> Any:
+        if url is not None:
+            say_url(ctx, url)
+        return function(ctx=ctx, **arguments)
+
+    kind = Annotated[str | None, typer.Option("--url", help=_WHERE)]
+    own = inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    parameters = [*signature.parameters.values(), own]
+    changed: Any = run
+    changed.__signature__ = signature.replace(parameters=parameters)
+    changed.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def say_url(ctx: typer.Context, url: str) -> None:
+    """Names the database after the command; `UsageError` if the command line names another."""
+    options: _Options = ctx.obj
+    if options.said and options.url != url:
+        raise sl.UsageError(f"which database: {options.url} or {url}? name one")
+    ctx.obj = _Options(url, said=True)
 
 
 def url_of(ctx: typer.Context) -> str:
     """The database that was named; `UsageError` if none was."""
     options: _Options = ctx.obj
     if not options.url:
-        raise sl.UsageError(
-            "which database? pass --url URL before the command, or set STRANDLINE_URL"
-        )
+        raise sl.UsageError("which database? pass --url URL, or set STRANDLINE_URL")
     return options.url
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import typer
 
 import strandline as sl
-from strandline.cli.app import Yes, command, confirm, open_database, url_of
+from strandline.cli.app import Yes, command, confirm, open_database, say_url, url_of
 from strandline.cli.files import schema_of_file
 from strandline.cli.output import Form, Output, emit
 from strandline.cli.parsing import names_of, pairs_of, points_of, schema_of
@@ -64,7 +64,9 @@ def init(
     output: Output = Form.TABLE,
 ) -> None:
     """Make a database in an empty or missing directory. One that is there already is left alone."""
-    url = place or url_of(ctx)
+    if place is not None:
+        say_url(ctx, place)
+    url = url_of(ctx)
     try:
         sl.connect(url, mode="r").close()
         done = "there already"

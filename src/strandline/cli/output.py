@@ -17,7 +17,7 @@ import typer
 from pyarrow import csv, types
 
 import strandline as sl
-from strandline.cli.tables import ROWS_SHOWN, show
+from strandline.cli.tables import show
 
 __all__ = ["Form", "Output", "emit", "emit_each", "note"]
 
@@ -65,9 +65,8 @@ def emit(
     elif form is Form.JSON:
         _emit_json(rows)
     else:
-        left_out = show(rows.schema, _rows(rows), title=title, data=data, whole=whole)
-        if left_out:
-            note(f"the first {ROWS_SHOWN} rows; --limit shows more, --output csv gives all of them")
+        for said in show(rows.schema, _rows(rows), title=title, data=data, whole=whole):
+            note(said)
 
 
 def _rows(rows: Rows) -> Iterator[dict[str, Any]]:

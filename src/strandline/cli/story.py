@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from strandline.cli.progress import Report
-from strandline.cli.tables import readable_bytes
+from strandline.cli.tables import fitted, readable_bytes
 
 __all__ = ["Story", "console_for", "median_seconds", "seconds"]
 
@@ -82,13 +81,12 @@ class Story:
 
     def rows(self, table: pa.Table, columns: Sequence[str], shown_max: int = 8) -> None:
         """The first rows of a table, in some of its columns."""
-        shown = Table(box=None, padding=(0, 2), header_style="bold")
-        for name in columns:
-            number = pa.types.is_integer(table.schema.field(name).type)
-            shown.add_column(name, justify="right" if number else "left")
-        for row in table.slice(0, shown_max).select(columns).to_pylist():
-            shown.add_row(*(_shown(name, value) for name, value in row.items()))
+        some = table.slice(0, shown_max).select(columns)
+        cells = [[_shown(name, value) for name, value in row.items()] for row in some.to_pylist()]
+        shown, left_out = fitted(some.schema, cells, self.console.width, framed=False)
         self.console.print(shown)
+        if left_out:
+            self.say(f"no room for {', '.join(left_out)}")
         if table.num_rows > shown_max:
             self.say(f"… and {table.num_rows - shown_max} more")
 
