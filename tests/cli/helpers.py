@@ -60,3 +60,8 @@ class Said:
 
 
 Run = Callable[..., Said]
+
+
+def said_last(story: str) -> list[str]:
+    """The commands that the demo names in the end."""
+    return [line.strip() for line in story.splitlines() if " --url " in line]

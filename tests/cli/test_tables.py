@@ -14,8 +14,8 @@ from tests.cli.helpers import Run
 from tests.cli.test_output import COMMANDS
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
-CHANGING = ("drop", "rename", "compact", "vacuum", "prune", "confirm-clock", "sql 'delete")
-CHANGING += ("ingest", 'sql "copy', "export", "create")
+CHANGING: tuple[str, ...] = ("drop", "rename", "compact", "vacuum", "prune", "confirm-clock")
+CHANGING += ("sql 'delete", "ingest", 'sql "copy', "export", "create")
 REPORTS = [line for line in COMMANDS if not line.startswith(CHANGING) or "--dry-run" in line]
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(strandline.__file__).parent
 # From the top. What stands on one line may import each other as long as no cycle comes of it.
 # "" is strandline/__init__.py, the public names.
 LAYERS: list[set[str]] = [
-    {"cli", "server", "pipeline", "spark"},
+    {"__main__", "cli", "server", "pipeline", "spark"},
     {""},
     {"database", "table", "query", "sql", "connect"}
     | {

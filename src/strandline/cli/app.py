@@ -6,10 +6,13 @@ import errno
 import functools
 import inspect
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -25,6 +28,7 @@ __all__ = [
     "Timeout",
     "Yes",
     "app",
+    "called",
     "command",
     "confirm",
     "open_database",
@@ -107,9 +111,11 @@ def _told(error: BaseException, message: str, status: int, *, debug: bool) -> in
     return status
 
 
+_NAME = "strandline"
+
 app = typer.Typer(
     cls=_Program,
-    name="strandline",
+    name=_NAME,
     help="A transactional table store on object storage, for Python and Spark.",
     no_args_is_help=True,
     add_completion=False,
@@ -219,6 +225,20 @@ def confirm(question: str, *, yes: bool) -> None:
     if not typer.confirm(question, err=True):
         note("strandline: not confirmed, so nothing was done")
         raise typer.Exit(EXIT_FAILED)
+
+
+def called() -> str:
+    """What a shell calls this program by, from where it was called: `strandline` if that finds it.
+
+    Else the path by which it was called, or what its interpreter takes.
+    """
+    path = Path(sys.argv[0])
+    if path.name != _NAME:
+        return f"{shlex.quote(sys.executable)} -m strandline"
+    found = shutil.which(_NAME)
+    if found is not None and Path(found).resolve() == path.resolve():
+        return _NAME
+    return shlex.quote(str(path if os.sep in str(path) else path.absolute()))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import typer
 
 import strandline as sl
-from strandline.cli.app import command
+from strandline.cli.app import called, command
 from strandline.cli.output import Form, Output, emit
 from strandline.cli.progress import Report
 from strandline.cli.reports import status_of
@@ -63,9 +64,8 @@ def demo(
             _Demo(story, db, session, path / "tpch").run()
     finally:
         session.stop()
-    if output is Form.TABLE:
-        _farewell(story, path / "lake")
-    else:
+    _farewell(story, path / "lake")
+    if output is not Form.TABLE:
         emit(story.closing(), output)
 
 
@@ -109,12 +109,9 @@ def _make_data(story: Story, generator: str, to: Path, scale: float) -> None:
 
 def _farewell(story: Story, lake: Path) -> None:
     story.console.print("\n[bold green]That was Strandline.[/bold green] The database stays here:")
-    for line in (
-        f"strandline --url {lake} status",
-        f"strandline --url {lake} get orders 7",
-        f"strandline --url {lake} history",
-    ):
-        story.say(line)
+    program, url = called(), shlex.quote(str(lake))
+    for line in ("status", "get orders 7", "history"):
+        story.command(f"{program} --url {url} {line}")
 
 
 # --- the story

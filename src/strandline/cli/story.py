@@ -79,6 +79,10 @@ class Story:
         """One more line."""
         self.console.print(f"   {text}")
 
+    def command(self, line: str) -> None:
+        """A command line to be copied: on a narrow screen it is not broken."""
+        self.console.print(f"   {line}", markup=False, soft_wrap=True)
+
     def rows(self, table: pa.Table, columns: Sequence[str], shown_max: int = 8) -> None:
         """The first rows of a table, in some of its columns."""
         some = table.slice(0, shown_max).select(columns)

@@ -119,7 +119,9 @@ def _stand_upright(
         console.print(Text(title, "bold"))
     # What has names of its own is lines already.
     pairs = len(names) == 2 and len(cells) > 1
-    groups = [[names, *cells]] if pairs else [list(zip(names, row, strict=True)) for row in cells]
+    groups: list[list[Sequence[str]]] = (
+        [[names, *cells]] if pairs else [list(zip(names, row, strict=True)) for row in cells]
+    )
     for at, group in enumerate(groups):
         if at:
             console.print()
