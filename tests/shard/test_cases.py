@@ -1,10 +1,14 @@
 """CASES.md, Shard: S1 to S10, S14 and S15, through the public handles."""
 
+from collections.abc import Callable
+
+import pyarrow as pa
 import pytest
 
 from strandline.errors import AsOfTooOld, DeadlineExceeded, LocationError, UpperMismatch, UsageError
 from strandline.location import Location
-from strandline.shard import compact
+from strandline.parts import consolidate
+from strandline.shard import WriteHandle, batches, compact
 from tests.shard.helpers import (
     QUIET,
     SHARD,
@@ -89,6 +93,85 @@ def test_what_adds_up_to_nothing_is_compacted_away(location: Location, pair: Pai
     read.downgrade_since(10)
     compact(location, SHARD, strategy="full", settings=QUIET)
     assert stored(pair) == [("one", 10, 1)]
+
+
+Write = Callable[[WriteHandle, pa.Table, int], object]
+
+
+def built(write: WriteHandle, data: pa.Table, upper: int) -> None:
+    with write.batch_builder() as builder:
+        for number in range(data.num_rows):
+            builder.add(data.slice(number, 1))
+        batch = builder.finish(upper)
+    write.compare_and_append(batch, 0, upper)
+
+
+@pytest.fixture(params=["table", "large", "replica", "builder"])
+def appended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Write:
+    if request.param == "large":
+        monkeypatch.setattr(batches, "_IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr(consolidate, "_IN_MEMORY_BYTES", 0)
+    each: dict[str, Write] = {
+        "replica": lambda write, data, upper: write.append(data, upper),
+        "builder": built,
+    }
+    plain: Write = lambda write, data, upper: write.compare_and_append(data, 0, upper)  # noqa: E731
+    return each.get(request.param, plain)
+
+
+def test_equal_updates_of_one_batch_add_up_when_it_is_written(pair: Pair, appended: Write) -> None:
+    data = updates(("b", 1, 1), ("a", 0, 1), ("b", 1, -1), ("a", 0, 2), ("a", 1, -1), ("c", 0, 1))
+    appended(pair[0], data, 2)
+    assert stored(pair) == [("a", 0, 3), ("a", 1, -1), ("c", 0, 1)]
+
+
+def test_a_batch_that_cancels_stores_nothing_and_moves_upper(
+    location: Location, pair: Pair, appended: Write
+) -> None:
+    appended(pair[0], updates(("a", 0, 1), ("b", 1, 2), ("a", 0, -1), ("b", 1, -2)), 2)
+    assert pair[0].fetch_upper() == 2
+    assert not [i.key for i in location.blob.list("", timeout=5) if "/part/" in i.key]
+    assert stored(pair) == []
+
+
+def test_a_batch_with_a_sum_that_cannot_be_told_is_refused(pair: Pair, appended: Write) -> None:
+    with pytest.raises(UsageError, match="'a'"):
+        appended(pair[0], updates(("a", 0, 2**63 - 1), ("a", 0, 1), ("b", 0, 1)), 1)
+    assert pair[0].fetch_upper() == 0
+
+
+def test_a_part_by_itself_is_merged_as_long_as_that_gains(location: Location, pair: Pair) -> None:
+    write, read = pair
+    write.compare_and_append(updates(("a", 0, 1), ("a", 3, -1), ("b", 3, 1), ("b", 7, 1)), 0, 9)
+
+    def merged(since: int) -> int:
+        read.downgrade_since(since)
+        return sum(compact(location, SHARD, strategy="full", settings=QUIET).jobs for _ in "12")
+
+    assert [merged(since) for since in (0, 3)] == [0, 1]
+    assert stored(pair) == [("b", 3, 1), ("b", 7, 1)]
+    assert merged(7) == 1
+    assert stored(pair) == [("b", 7, 2)]
+    assert merged(8) == 0, "all is of one time: nothing can add up"
+
+
+def test_a_part_of_different_rows_is_not_merged_by_itself(location: Location, pair: Pair) -> None:
+    write, read = pair
+    write.compare_and_append(updates(("a", 0, 1), ("b", 1, 1), ("c", 7, 1)), 0, 9)
+    read.downgrade_since(5)
+    assert compact(location, SHARD, strategy="full", settings=QUIET).jobs == 0
+    assert rows(location, read, 6) == {"a": 1, "b": 1}
+
+
+def test_what_was_cut_off_a_part_by_itself_goes(location: Location, pair: Pair) -> None:
+    write, _ = pair
+    with write.batch_builder() as builder:
+        builder.add(updates(("a", 0, 1), ("b", 3, 1)))
+        batch = builder.finish(5)
+    write.advance_upper(2)
+    write.append(batch, 5)
+    assert [compact(location, SHARD, strategy="full", settings=QUIET).jobs for _ in "12"] == [1, 0]
+    assert stored(pair) == [("b", 3, 1)]
 
 
 def test_times_before_since_move_up_to_it_and_add_up(location: Location, pair: Pair) -> None:

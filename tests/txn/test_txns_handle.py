@@ -826,6 +826,19 @@ def test_bytes_are_checked_and_belong_to_one_txns_shard(
         mine.merge(mine)
 
 
+def test_what_a_transaction_takes_back_is_not_stored(
+    location: Location, registered: TxnsHandle
+) -> None:
+    txn = registered.begin()
+    txn.write(D0, {"word": ["a", "b", "b"]})
+    txn.write(D0, {"word": ["a"], "__diff": [-1]})
+    txn.write(D1, {"word": ["c", "c"], "__diff": [1, -1]})
+    committed = txn.commit_at(registered, 3)
+    assert (committed.shards, committed.rows) == ((D0,), 1)
+    assert len([i for i in location.blob.list("", timeout=5) if "/part/" in i.key]) <= 1
+    assert (words(registered, D0, 3), words(registered, D1, 3)) == ({"b": 2}, {})
+
+
 def test_the_greatest_time_can_be_committed_at_and_none_beyond(
     location: Location, registered: TxnsHandle
 ) -> None:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.closing import Closing
 from strandline.env import Deadline
 from strandline.errors import Corruption, SchemaMismatch, UsageError
+from strandline.parts.consolidate import consolidated, consolidated_stream
+from strandline.parts.plain import int64s
 from strandline.parts.schema import DIFF, TIME
-from strandline.parts.sort import sort_stream, sort_table
 from strandline.parts.spool import Spool
 from strandline.parts.write import write_parts
 from strandline.shard.shards import Shard
@@ -110,7 +112,6 @@ class BatchBuilder(Closing):
         # Whoever forgets the builder leaves no file open.
         weakref.finalize(self, self._spool.close)
         self._latest = -1
-        self._has_diff = False
         self._ended = False
 
     def add(self, updates: Any, *, time: int | None = None) -> None:
@@ -127,18 +128,11 @@ class BatchBuilder(Closing):
             raise
 
     def _add(self, updates: Updates) -> None:
-        arrow = self._spool.arrow
         for batch in updates.batches:
             times = pc.min_max(batch.column(TIME))
             check_within(times["min"].as_py(), None, self.lower, None)
             self._latest = max(self._latest, times["max"].as_py())
-            whole = batch
-            if DIFF in batch.schema.names:
-                self._has_diff = True
-            else:
-                ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
-                whole = pa.RecordBatch.from_arrays([*batch.columns, ones], schema=arrow)
-            self._spool.add(whole)
+            self._spool.add(_with_diff(batch, self._spool.arrow))
 
     def finish(self, new_upper: int | None, *, timeout: float | None = None) -> Batch:
         """The batch of all updates that were added, for times before `new_upper` (None: any).
@@ -152,9 +146,8 @@ class BatchBuilder(Closing):
             if new_upper is not None:
                 check_bound(new_upper, "new_upper")
                 check_within(None, self._latest, self.lower, new_upper)
-            arrow = self._shard.schema.stored(time=True, diff=self._has_diff)
-            rows = (b.select(arrow.names) for b in self._spool.batches())
-            parts = write_updates(self._shard, Updates(arrow, rows, None), deadline)
+            updates = Updates(self._spool.arrow, self._spool.batches(), None)
+            parts = write_updates(self._shard, updates, deadline)
             _register(self._shard, deadline)
         finally:
             self.close()
@@ -198,25 +191,30 @@ def check_within(earliest: int | None, latest: int | None, lower: int, upper: in
 def write_updates(
     shard: Shard, updates: Updates, deadline: Deadline, *, token: str = ""
 ) -> tuple[Part, ...]:
-    """Writes updates as sorted parts that do not overlap, in bounded memory. None for none."""
+    """Writes updates as sorted parts that do not overlap, in bounded memory. None for none.
+
+    Equal rows of one time become one, with their diffs added up. Where they all cancel nothing is
+    written. UsageError for a sum that 64 bits do not hold.
+    """
     schema, settings = shard.schema, shard.settings
+    arrow = schema.stored(time=True, diff=True)
     head, rest = _head(updates)
-    if rest is None and not head.num_rows:
-        return ()
+    few = [_with_diff(batch, arrow) for batch in head]
+    rows: Any = None
+    if rest is None:
+        rows = _without_plain_diff(consolidated(pa.Table.from_batches(few, arrow), schema.keys))
+        if not rows.num_rows:
+            return ()
     machine = shard.machine
     with shard.pulse.holding(machine):
         session = machine.live_session(timeout=deadline.remaining())
         cuts: Sequence[bytes] = machine.run(leaf_bounds, timeout=deadline.remaining())
         threads = min(_THREADS_MAX, settings.threads)
-        rows: Any
-        if rest is None:
-            rows = _without_plain_diff(sort_table(head, schema.keys, then=[TIME]))
-        else:
-            rows = sort_stream(
-                chain(head.to_batches(), rest),
+        if rest is not None:
+            rows = consolidated_stream(
+                chain(few, (_with_diff(batch, arrow) for batch in rest)),
+                arrow,
                 schema.keys,
-                then=[TIME],
-                schema=updates.arrow,
                 memory_bytes=settings.sort_memory_bytes,
                 threads=threads,
             )
@@ -236,7 +234,16 @@ def write_updates(
     return tuple(parts)
 
 
-def _head(updates: Updates) -> tuple[pa.Table, Iterator[pa.RecordBatch] | None]:
+def _with_diff(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
+    if DIFF in batch.schema.names:
+        return batch
+    ones = int64s(np.ones(batch.num_rows, dtype=np.int64))
+    return pa.RecordBatch.from_arrays([*batch.columns, ones], schema=arrow)
+
+
+def _head(
+    updates: Updates,
+) -> tuple[list[pa.RecordBatch], Iterator[pa.RecordBatch] | None]:
     """The first updates, and the rest; None if there is none."""
     held = []
     size = 0
@@ -244,8 +251,8 @@ def _head(updates: Updates) -> tuple[pa.Table, Iterator[pa.RecordBatch] | None]:
         held.append(batch)
         size += batch.nbytes
         if size > _IN_MEMORY_BYTES:
-            return pa.Table.from_batches(held, updates.arrow), updates.batches
-    return pa.Table.from_batches(held, updates.arrow), None
+            return held, updates.batches
+    return held, None
 
 
 def _without_plain_diff(rows: pa.Table) -> pa.Table:

@@ -26,6 +26,7 @@ from strandline.shard.changes import updates_of
 from strandline.shard.missing import state_without
 from strandline.shard.shards import Shard
 from strandline.state.commands import Compact, Output
+from strandline.state.model import Reference
 from strandline.state.plan import STRATEGIES, CompactionJob, plan_compaction, plan_descent
 from strandline.state.replay import State
 from strandline.times import TIME_MAX
@@ -103,7 +104,7 @@ def compact_shard(shard: Shard, strategy: str, deadline: Deadline) -> ShardCompa
 
 
 def plan_jobs(state: State, strategy: str) -> list[CompactionJob]:
-    """The merges that the strategy wants; by "full" also of a part by itself, if it has history."""
+    """The merges that the strategy wants; by "full" also of a part by itself, if that may gain."""
     jobs = [
         # Nothing is kept apart: that is for rows that come once and go once.
         replace(job, split_at=None)
@@ -116,9 +117,23 @@ def plan_jobs(state: State, strategy: str) -> list[CompactionJob]:
     taken = {key for job in jobs for key, _ in job.inputs}
     for _, leaf in state.leaves.range():
         for key, reference in state.references.prefix((1, leaf.interval.lower)):
-            if key not in taken and reference.time_min < since:
+            if key not in taken and _may_gain(reference, since):
                 jobs.append(CompactionJob(leaf, ((key, reference),), since))
     return jobs
+
+
+def _may_gain(reference: Reference, since: int) -> bool:
+    """Whether there may be less of a part once it is merged by itself.
+
+    A part has equal rows of one time added up when it is written. What since has passed is of one
+    time then: that adds up if it was of several before, and not all rows are different. What was
+    merged has nothing before since, so this is not done again until since moves.
+    """
+    part = reference.part
+    first, last = part.time_min, part.time_max
+    if first is None or last is None:
+        return False
+    return reference.is_cut or (not part.distinct and first < min(since, last))
 
 
 def _run(shard: Shard, job: CompactionJob, deadline: Deadline) -> bool:

@@ -26,6 +26,7 @@ from strandline.errors import (
 )
 from strandline.location import Location
 from strandline.parts.batch import build_batch
+from strandline.parts.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, TIME
 from strandline.parts.spool import Spool
 from strandline.settings import Settings
@@ -306,7 +307,6 @@ class _Pending:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.rows = 0
-        self.has_diff = False
         self.spool = Spool(shard.schema.stored(diff=True))
         # Whoever forgets the transaction leaves no file open.
         weakref.finalize(self, self.spool.close)
@@ -318,9 +318,7 @@ class _Pending:
         # They have no time before they are committed.
         for batch in updates_from(data, self.shard.schema, 0).batches:
             whole = batch.drop_columns([TIME])
-            if DIFF in whole.schema.names:
-                self.has_diff = True
-            else:
+            if DIFF not in whole.schema.names:
                 ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
                 whole = pa.RecordBatch.from_arrays([*whole.columns, ones], schema=arrow)
             self.spool.add(whole)
@@ -543,9 +541,15 @@ class Txn(Closing):
             raise
 
     def _batch(self, store: LoneStore, pending: _Pending, deadline: Deadline) -> Batch:
-        shard = pending.shard
-        arrow = shard.schema.stored(diff=pending.has_diff)
-        rows = (batch.select(arrow.names) for batch in pending.spool.batches())
+        shard, settings = pending.shard, store.settings
+        arrow = pending.spool.arrow
+        rows = consolidated_stream(
+            pending.spool.batches(),
+            arrow,
+            shard.schema.keys,
+            memory_bytes=settings.sort_memory_bytes,
+            threads=settings.threads,
+        )
         machine = store.txns.machine
 
         def session() -> Any:
@@ -560,10 +564,10 @@ class Txn(Closing):
             blob=store.location.blob,
             new_key=lambda: store.new_part_key(shard.id, session()),
             identity=lambda: shard.identity(session()),
-            settings=store.settings,
+            settings=settings,
             env=store.env,
             timeout=deadline.remaining(),
-            diff=pending.has_diff,
+            diff=True,
             cuts=lambda: shard.machine.run(leaf_bounds, timeout=deadline.remaining()),
         )
 
