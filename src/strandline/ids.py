@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 from strandline.env import Env
 from strandline.errors import UsageError
@@ -50,7 +50,7 @@ PageId = NewType("PageId", str)
 RollupId = NewType("RollupId", str)
 
 MARKER_KEY = "strandline.json"
-_ID = re.compile(r"^[dwspgrco][0-9a-f]{16,32}$")
+_ID = re.compile(r"[dwspgrco][0-9a-f]{16,32}")
 _KINDS: dict[str, tuple[str, str]] = {
     "part": ("p", ".parquet"),
     "page": ("g", ".page"),
@@ -102,9 +102,9 @@ def new_probe_id(env: Env) -> str:
     return "o" + env.token_hex(12)
 
 
-def parse_id(text: str, prefix: str) -> str:
+def parse_id(text: Any, prefix: str) -> str:
     """The id itself if it is one with that prefix, else a `UsageError`."""
-    if not _ID.match(text) or text[0] != prefix:
+    if not isinstance(text, str) or not _ID.fullmatch(text) or text[0] != prefix:
         raise UsageError(f"{text!r} is not an id: {prefix!r} followed by hex digits")
     return text
 

@@ -1,5 +1,6 @@
 """What handles accept and refuse, and who a shard belongs to."""
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from strandline.location import Location
 from strandline.shard import Batch, SnapshotSplit, new_shard_id, open_shard, read_split
 from strandline.state.commands import Expire
 from strandline.times import TIME_MAX
+from strandline.txn import Txn, TxnsHandle
 from tests.shard.helpers import QUIET, SHARD, WORDS, Pair, listed, opened, rows, updates
 
 PAIRS = pa.schema(
@@ -193,6 +195,9 @@ def test_diffs_are_of_any_size(location: Location, pair: Pair) -> None:
         ({"word": ["a"], "__time": [0]}, {"time": 0}, "time=0 is given as well"),
         ({"word": ["a"], "__time": [7]}, {}, "an update at 7"),
         ({"word": ["a"]}, {"time": -1}, "time=-1"),
+        ({"word": ["a"], "__time": [-1]}, {}, "an update at -1"),
+        (pa.table({"word": ["a", "b"], "__time": [1, -1]}).to_batches(1), {}, "an update at -1"),
+        (pa.table({"word": ["a", "b"], "__time": [1, 5]}).to_batches(1), {}, "an update at 5"),
         ({"word": [None]}, {"time": 0}, "keys are never null"),
         ({"word": ["a"], "n": [1]}, {"time": 0}, "not in the table"),
         ({"word": ["a"], "__diff": [None]}, {"time": 0}, "__diff"),
@@ -202,6 +207,8 @@ def test_updates_that_do_not_fit_change_nothing(
     location: Location, pair: Pair, data: Any, options: dict[str, Any], message: str
 ) -> None:
     write, _ = pair
+    if isinstance(data, list):
+        data = pa.RecordBatchReader.from_batches(data[0].schema, data)
     with pytest.raises(UsageError, match=message):
         write.compare_and_append(data, 0, 5, **options)
     assert write.fetch_upper() == 0
@@ -396,6 +403,9 @@ def test_a_builder_says_at_once_what_does_not_fit_and_is_used_once(pair: Pair) -
         builder.add({"word": ["a"]}, time=4)
     with pytest.raises(UsageError, match="ended"):
         builder.add({"word": ["a"]}, time=5)
+    with pytest.raises(UsageError, match="an update at -1"):
+        write.batch_builder(0).add({"word": ["a"], "__time": [-1]})
+    assert write.batch_builder(0).finish(0).rows == 0
     builder = write.batch_builder()
     builder.add({"word": ["a"]}, time=9)
     with pytest.raises(UsageError, match="an update at 9"):
@@ -412,25 +422,43 @@ def test_a_batch_belongs_to_one_shard(location: Location, pair: Pair) -> None:
     batch = builder.finish(1)
     with pytest.raises(SchemaMismatch, match="was built for shard"):
         other_write.compare_and_append(batch, 0, 1)
+    with pytest.raises(UsageError, match="have their times"):
+        write.compare_and_append(batch, 0, 1, time=0)
     other.close()
     other_write.close()
 
 
-def test_damaged_bytes_of_batches_and_splits_are_noticed(pair: Pair) -> None:
+def test_bytes_that_are_damaged_or_of_something_else_are_refused(
+    tmp_path: Path, pair: Pair
+) -> None:
+    """A KeyError came out where the bytes of a split were taken for those of a batch."""
     write, read = pair
     builder = write.batch_builder()
     builder.add({"word": ["a"]}, time=0)
     batch = builder.finish(1)
     write.compare_and_append(batch, 0, 1)
-    split = read.snapshot(0)[0]
-    for kind, data in ((Batch, batch.to_bytes()), (SnapshotSplit, split.to_bytes())):
-        for at in range(len(data)):
-            damaged = bytearray(data)
-            damaged[at] ^= 4
+    with (
+        sl.connect(f"memory://{tmp_path}-db", settings=QUIET) as db,
+        TxnsHandle.open(read._shard.location, new_shard_id(), settings=QUIET) as txns,
+    ):
+        db.create_table("t", WORDS, row_keys="word")
+        good = {
+            Batch: batch.to_bytes(),
+            SnapshotSplit: read.snapshot(0)[0].to_bytes(),
+            Txn: txns.begin().to_bytes(),
+            sl.Staged: db.stage({"t": {"word": ["a"]}}).to_bytes(),
+        }
+    texts = (b"[]", b'{"format": "x"}', b"x", b'{"format": 1}')
+    intact = [b"%08x " % zlib.crc32(text) + text for text in texts]
+    for kind, data in good.items():
+        kind.from_bytes(data)  # type: ignore[attr-defined]
+        others = [other for other in good.values() if other != data] + intact
+        flipped = [
+            data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :] for at in range(len(data))
+        ]
+        for bad in [*others, *flipped, *(data[:at] for at in range(len(data))), data + b" "]:
             with pytest.raises(Corruption):
-                kind.from_bytes(bytes(damaged))
-        with pytest.raises(Corruption):
-            kind.from_bytes(data[:-1])
+                kind.from_bytes(bad)  # type: ignore[attr-defined]
 
 
 # --- holds

@@ -112,8 +112,9 @@ def test_strategies_and_delays_are_checked(location: Location, pair: Pair) -> No
     write, _ = pair
     with pytest.raises(UsageError, match="choose of basic, full, size-ratio"):
         write.compact("some")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="delay_seconds"):
-        vacuum_shard(location, SHARD, delay_seconds=-1)
+    for delay in (-1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="delay_seconds"):
+            vacuum_shard(location, SHARD, delay_seconds=delay)
 
 
 def test_every_public_name_of_the_shard_level_is_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 from pyarrow import types
@@ -113,8 +113,7 @@ def new_schema(
 
     Raises `UsageError` that names the column and the remedy.
     """
-    row = (row_keys,) if isinstance(row_keys, str) else tuple(row_keys)
-    sort = (sort_keys,) if isinstance(sort_keys, str) else tuple(sort_keys)
+    row, sort = _names(row_keys, "row_keys"), _names(sort_keys, "sort_keys")
     if kind not in get_args(TableKind):
         raise UsageError(f"there is no kind of table {kind!r}: choose of {get_args(TableKind)}")
     if not len(schema):
@@ -137,6 +136,17 @@ def new_schema(
         if field.name in keys:
             _validate_key_type(field)
     return TableSchema(pa.schema(fields), row, sort, kind)
+
+
+def _names(given: Any, what: str) -> tuple[str, ...]:
+    """The names of columns that were given as one, or as several."""
+    try:
+        names = (given,) if isinstance(given, str) else tuple(given)
+    except TypeError:
+        names = (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{what}={given!r:.200}: pass the name of a column, or a list of names")
+    return names
 
 
 def key_columns(schema: pa.Schema) -> tuple[str, ...]:

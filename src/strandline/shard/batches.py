@@ -73,9 +73,16 @@ class Batch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
-        """The inverse of `to_bytes`. Corruption if these are not bytes of a batch."""
-        fields = unsealed(data, "batch")
-        parts = decode_batch(base64.b64decode(fields["parts"])).parts
+        """The inverse of `to_bytes`.
+
+        Errors: Corruption if these are not bytes of a batch; UsageError (of a newer format).
+        """
+        fields = unsealed(data, "batch", shard=str, lower=int, upper=int | None, parts=str)
+        try:
+            encoded = base64.b64decode(fields["parts"], validate=True)
+        except ValueError as error:
+            raise Corruption(f"these bytes are no batch: {error}", object="batch") from error
+        parts = decode_batch(encoded).parts
         return cls(fields["shard"], fields["lower"], fields["upper"], parts)
 
 
@@ -85,13 +92,23 @@ def sealed(fields: dict[str, Any]) -> bytes:
     return f"{zlib.crc32(text):08x} ".encode() + text
 
 
-def unsealed(data: bytes, what: str) -> dict[str, Any]:
-    """The inverse of `sealed`."""
+def unsealed(data: Any, what: str, **kinds: Any) -> dict[str, Any]:
+    """The inverse of `sealed`, for fields of these types. Corruption if it is something else."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UsageError(f"{data!r:.200} are no bytes of a {what}: pass what to_bytes returned")
     text = bytes(data[9:])
-    if bytes(data[:9]) != f"{zlib.crc32(text):08x} ".encode():
+    damaged = bytes(data[:9]) != f"{zlib.crc32(text):08x} ".encode()
+    fields: dict[str, Any] = {}
+    try:
+        # Whole, and yet it may be something else with a checksum: a split for a batch.
+        fields = {} if damaged else json.loads(text)
+        newer = fields["format"] > FORMAT
+        fits = newer or all(isinstance(fields[name], kind) for name, kind in kinds.items())
+    except (ValueError, TypeError, LookupError, RecursionError):
+        fits = False
+    if not fits:
         raise Corruption(f"these bytes are no {what}, or are damaged", object=what)
-    fields: dict[str, Any] = json.loads(text)
-    if fields["format"] > FORMAT:
+    if newer:
         raise UsageError(
             f"the {what} was made by a newer Strandline, format {fields['format']}; this one reads "
             f"up to format {FORMAT}: upgrade"
@@ -111,7 +128,7 @@ class BatchBuilder(Closing):
         self._spool = Spool(shard.schema.stored(time=True, diff=True))
         # Whoever forgets the builder leaves no file open.
         weakref.finalize(self, self._spool.close)
-        self._latest = -1
+        self._latest: int | None = None
         self._ended = False
 
     def add(self, updates: Any, *, time: int | None = None) -> None:
@@ -131,7 +148,7 @@ class BatchBuilder(Closing):
         for batch in updates.batches:
             times = pc.min_max(batch.column(TIME))
             check_within(times["min"].as_py(), None, self.lower, None)
-            self._latest = max(self._latest, times["max"].as_py())
+            self._latest = max(self._latest or 0, times["max"].as_py())
             self._spool.add(_with_diff(batch, self._spool.arrow))
 
     def finish(self, new_upper: int | None, *, timeout: float | None = None) -> Batch:
@@ -175,13 +192,9 @@ def _register(shard: Shard, deadline: Deadline) -> None:
 
 
 def check_within(earliest: int | None, latest: int | None, lower: int, upper: int | None) -> None:
-    """UsageError unless updates between these times lie in [`lower`, `upper`)."""
+    """UsageError unless updates between these times (None: none) lie in [`lower`, `upper`)."""
     for time in (earliest, latest):
-        if (
-            time is not None
-            and time >= 0
-            and (time < lower or (upper is not None and time >= upper))
-        ):
+        if time is not None and (time < lower or (upper is not None and time >= upper)):
             until = "on" if upper is None else f"to before {upper}"
             raise UsageError(f"there is an update at {time}, and the batch is from {lower} {until}")
     if upper is not None and upper < lower:

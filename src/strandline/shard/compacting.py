@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -77,9 +77,9 @@ def compact(
         shard.close(timeout=shard.settings.timeout_seconds)
 
 
-def compact_shard(shard: Shard, strategy: str, deadline: Deadline) -> ShardCompaction:
+def compact_shard(shard: Shard, strategy: Any, deadline: Deadline) -> ShardCompaction:
     """The same for a shard that is open."""
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise UsageError(f"strategy={strategy!r}: choose of {', '.join(STRATEGIES)}")
     machine = shard.machine
     state = machine.refresh(timeout=deadline.remaining())

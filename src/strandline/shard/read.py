@@ -27,6 +27,8 @@ from strandline.state.replay import State
 
 __all__ = ["ReadHandle", "ShardHold"]
 
+_SPLITS_MAX = 100_000
+
 
 class ShardHold:
     """Keeps a shard's since back under a name, until it is closed: over crashes and restarts.
@@ -137,8 +139,9 @@ class ReadHandle(Closing):
         names since; DeadlineExceeded, which names upper.
         """
         check_time(as_of, "as_of")
-        if splits < 1:
-            raise UsageError(f"splits={splits!r}: pass a whole number from 1 on")
+        given: Any = splits
+        if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= _SPLITS_MAX:
+            raise UsageError(f"splits={given!r:.200}: pass a whole number from 1 to {_SPLITS_MAX}")
         deadline = self._deadline(timeout)
         state = self._readable(as_of, deadline)
         return splits_of(self._shard, state, as_of, splits, deadline)
@@ -165,7 +168,7 @@ class ReadHandle(Closing):
         delivered. `timeout` is for each event: DeadlineExceeded, and the next call waits again.
         Errors: AsOfTooOld, also if since passes what is delivered; LocationError, Corruption.
         """
-        if as_of != -1:
+        if type(as_of) is not int or as_of != -1:
             check_time(as_of, "as_of")
         if until is not None:
             check_bound(until, "until")

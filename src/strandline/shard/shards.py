@@ -24,7 +24,7 @@ from strandline.state.commands import Describe
 from strandline.state.model import TableVersion
 from strandline.state.replay import State
 
-__all__ = ["Shard", "check_name", "new_shard_id"]
+__all__ = ["Shard", "check_name", "check_place", "new_shard_id"]
 
 _NAME_MAX = 1_000
 
@@ -37,11 +37,19 @@ def new_shard_id() -> str:
 def check_name(name: Any, what: str) -> None:
     """UsageError unless that is a name: a printable text that is not too long."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
-        shown = repr(name)
         raise UsageError(
-            f"{what}={shown if len(shown) < 200 else shown[:200] + '…'}: pass a name, a printable "
-            f"text of at most {_NAME_MAX} characters"
+            f"{what}={name!r:.200}: pass a name, a printable text of at most {_NAME_MAX} characters"
         )
+
+
+def check_place(location: Any, settings: Any) -> None:
+    """UsageError unless these are a location, and settings or None."""
+    if not isinstance(location, Location):
+        raise UsageError(
+            f"location={location!r:.200}: pass a location, as strandline.open_location returns it"
+        )
+    if settings is not None and not isinstance(settings, Settings):
+        raise UsageError(f"settings={settings!r:.200}: pass strandline.Settings, or leave them out")
 
 
 class Shard:
@@ -59,6 +67,7 @@ class Shard:
     ) -> None:
         """`machine`: the one to use, if the process has one; it is closed with this shard."""
         self.id = ShardId(parse_id(shard_id, "s"))
+        check_place(location, settings)
         self.location = location
         self.env = env or RealEnv()
         self.settings = settings or Settings()
@@ -87,6 +96,9 @@ class Shard:
 
         UsageError, SchemaMismatch as told at `open_shard`.
         """
+        given: Any = schema
+        if given is not None and not isinstance(given, pa.Schema):
+            raise UsageError(f"schema={given!r:.200}: pass an Arrow schema, or leave it out")
         state = self.machine.refresh(timeout=deadline.remaining())
         if state.meta.upper is None and state.meta.since is None:
             raise UsageError(f"shard {self.id} is finished and deleted: nothing of it is left")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from strandline.env import Deadline, Env
-from strandline.errors import AsOfTooOld
+from strandline.errors import AsOfTooOld, Corruption, UsageError
 from strandline.location import BlobMissing, Location
 from strandline.parts.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, END, TIME
@@ -64,15 +64,17 @@ class SnapshotSplit:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SnapshotSplit:
-        """The inverse of `to_bytes`. Corruption if these are not bytes of a split."""
-        fields = unsealed(data, "split")
-        upper = fields["upper"]
-        return cls(
-            fields["shard"],
-            fields["as_of"],
-            bytes.fromhex(fields["lower"]),
-            None if upper is None else bytes.fromhex(upper),
-        )
+        """The inverse of `to_bytes`.
+
+        Errors: Corruption if these are not bytes of a split; UsageError (of a newer format).
+        """
+        fields = unsealed(data, "split", shard=str, as_of=int, lower=str, upper=str | None)
+        lower, upper = fields["lower"], fields["upper"]
+        try:
+            ends = bytes.fromhex(lower), None if upper is None else bytes.fromhex(upper)
+        except ValueError as error:
+            raise Corruption(f"these bytes are no split: {error}", object="split") from error
+        return cls(fields["shard"], fields["as_of"], *ends)
 
 
 def read_split(
@@ -88,6 +90,9 @@ def read_split(
     In bounded memory. `timeout` is for the planning, and then for each step of reading. Errors:
     AsOfTooOld where nobody held since back; LocationError, Corruption.
     """
+    given: Any = split
+    if not isinstance(given, SnapshotSplit):
+        raise UsageError(f"split={given!r:.200}: pass one that ReadHandle.snapshot returned")
     shard = Shard(location, split.shard, settings, env)
     shard.describe_from(shard.deadline(timeout))
     arrow = schema_of(shard)

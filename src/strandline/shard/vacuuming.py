@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
+from typing import Any
+
 from strandline.env import Deadline, Env
 from strandline.errors import UsageError
 from strandline.location import Location
@@ -15,6 +18,7 @@ from strandline.state.replay import State
 
 __all__ = ["vacuum_shard"]
 
+_DELAY_SECONDS_MAX = 1e9
 _CLEARED = 1_000
 """References of a shard that is gone that are let go of in one record."""
 
@@ -38,8 +42,10 @@ def vacuum_shard(
     left of objects that they did not finish goes as well, whichever shard it was for. Errors:
     LocationError, Corruption; what was done until then stands.
     """
-    if delay_seconds < 0:
-        raise UsageError(f"delay_seconds={delay_seconds}: pass the seconds to wait, 0 or more")
+    given: Any = delay_seconds
+    good = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not good or not 0 <= given < _DELAY_SECONDS_MAX:  # NaN is neither
+        raise UsageError(f"delay_seconds={given!r:.200}: pass the seconds to wait, 0 or more")
     shard = Shard(location, shard_id, settings, env)
     deadline = shard.deadline(timeout)
     try:

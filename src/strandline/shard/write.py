@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from strandline.parts.schema import TIME
 from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
 from strandline.shard.compacting import ShardCompaction, Strategy, compact_shard
 from strandline.shard.shards import Shard
-from strandline.shard.updates import check_bound, updates_from
+from strandline.shard.updates import Updates, check_bound, updates_from
 from strandline.state.author import Author
 from strandline.state.commands import AdvanceUpper, Append, AppendResult
 from strandline.state.decide import decide
@@ -222,6 +223,8 @@ class WriteHandle(Closing):
     ) -> AppendResult:
         bare = command(())
         if isinstance(updates, Batch):
+            if time is not None:
+                raise UsageError(f"time={time!r:.200}: the updates of a batch have their times")
             check_shard(updates, self._shard)
             parts = updates.parts
         else:
@@ -264,10 +267,7 @@ class WriteHandle(Closing):
     def _written(
         self, data: Any, bare: Append, time: int | None, deadline: Deadline
     ) -> tuple[Part, ...]:
-        updates = updates_from(data, self._shard.schema, time)
-        if updates.table is not None and updates.table.num_rows:
-            times = pc.min_max(updates.table.column(TIME))
-            check_within(times["min"].as_py(), times["max"].as_py(), bare.lower, bare.new_upper)
+        updates = _within(updates_from(data, self._shard.schema, time), bare)
         if self._shard.location.read_only:
             return ()
         upper = self._shard.machine.state.meta.upper
@@ -277,6 +277,18 @@ class WriteHandle(Closing):
             updates = updates.at_or_after(upper)
         token = "" if bare.token is None else f"{bare.token[0]}:{bare.token[1]}"
         return write_updates(self._shard, updates, deadline, token=token)
+
+
+def _within(updates: Updates, append: Append) -> Updates:
+    """The same updates; UsageError as soon as there is one at a time that the append is not for."""
+
+    def checked() -> Iterator[pa.RecordBatch]:
+        for batch in updates.batches:
+            times = pc.min_max(batch.column(TIME))
+            check_within(times["min"].as_py(), times["max"].as_py(), append.lower, append.new_upper)
+            yield batch
+
+    return replace(updates, batches=checked())
 
 
 def _is_there(append: Append, upper: int | None) -> bool:

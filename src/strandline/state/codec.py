@@ -419,6 +419,7 @@ def encode_staged(
 
 def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read], list[str]]:
     """The inverse of `encode_staged`."""
+    _check_bytes(data, "a staged transaction")
     message = _open(_STAGED, data, "a staged transaction", pb.Staged)
     writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
     reads = []
@@ -429,6 +430,11 @@ def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read], list[str]]
         intervals = tuple(map(Interval, read.lower, uppers))
         reads.append(Read(read.table, read.since, intervals))
     return message.database, writes, reads, list(message.ids)
+
+
+def _check_bytes(data: Any, what: str) -> None:
+    if not isinstance(data, bytes):
+        raise UsageError(f"{data!r:.200} are no bytes of {what}: pass what to_bytes returned")
 
 
 # --- uncommitted transactions of a txns shard that is used by itself
@@ -444,6 +450,7 @@ def encode_txn(txns: str, ids: Sequence[str], begun: int, writes: Sequence[Write
 
 def decode_txn(data: bytes) -> tuple[str, list[str], int, list[Write]]:
     """The inverse of `encode_txn`."""
+    _check_bytes(data, "an uncommitted transaction")
     message = _open(_TXN, data, "an uncommitted transaction", pb.Txn)
     writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
     return message.txns, list(message.ids), message.begun, writes

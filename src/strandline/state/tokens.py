@@ -13,6 +13,8 @@ __all__ = ["TOKEN_WINDOW", "known_token", "remember_token", "token_of"]
 TOKEN_WINDOW = 64
 """Results kept per token scope."""
 
+_SCOPE_MAX = 1_000
+
 
 def token_of(token: Any) -> tuple[str, int] | None:
     """A user's token, checked; UsageError says what one is."""
@@ -22,14 +24,16 @@ def token_of(token: Any) -> tuple[str, int] | None:
         isinstance(token, tuple | list)
         and len(token) == 2
         and isinstance(token[0], str)
-        and token[0]
+        and 0 < len(token[0]) <= _SCOPE_MAX
+        and not any("\ud800" <= letter <= "\udfff" for letter in token[0])  # UTF-8 has none
         and isinstance(token[1], int)
         and not isinstance(token[1], bool)
         and 0 <= token[1] < 1 << 63
     )
     if not good:
         raise UsageError(
-            f"token={token!r}: pass (scope, number), a string and a growing whole number"
+            f"token={token!r:.200}: pass (scope, number), a string of at most {_SCOPE_MAX} "
+            "characters and a growing whole number"
         )
     return token[0], token[1]
 

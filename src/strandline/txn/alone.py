@@ -83,10 +83,10 @@ class LoneStore(Store):
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard:
         """The shard with that id, whose rows were described. UsageError if there is none."""
-        found = self._shards.get(shard_id)
+        found = self._shards.get(parse_id(shard_id, "s"))
         if found is not None:
             return found
-        machine = self.data(parse_id(shard_id, "s"))
+        machine = self.data(shard_id)
         state = machine.refresh(timeout=deadline.remaining())
         if not state.seqno:
             raise UsageError(

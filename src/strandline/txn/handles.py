@@ -24,13 +24,14 @@ from strandline.errors import (
     UnknownTable,
     UsageError,
 )
+from strandline.ids import parse_id
 from strandline.location import Location
 from strandline.parts.batch import build_batch
 from strandline.parts.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, TIME
 from strandline.parts.spool import Spool
 from strandline.settings import Settings
-from strandline.shard.shards import Shard
+from strandline.shard.shards import Shard, check_place
 from strandline.shard.updates import check_time, updates_from
 from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Commit, CommitResult, CompactTxns, Write
@@ -73,6 +74,7 @@ class TxnsHandle(Closing):
         seconds, here and everywhere. Errors: UsageError for a shard that is something else, or that
         is not there on a read-only location; LocationError, Corruption.
         """
+        check_place(location, settings)
         check_time(init_time, "init_time")
         store = LoneStore(location, txns_id, env or RealEnv(), settings or Settings())
         deadline = _deadline(store, timeout)
@@ -227,6 +229,8 @@ class TxnsHandle(Closing):
         forgotten; AsOfTooOld for a time before since.
         """
         deadline = self._deadline(timeout)
+        parse_id(shard_id, "s")
+        check_time(at_or_before, "at_or_before")
         state = self._known(at_or_before, deadline)
         found = self._store.txns.machine.run(
             lambda s: s.entries.floor((shard_id, at_or_before, TOP)), state=state
@@ -296,7 +300,7 @@ class Committed:
 
         As `TxnsHandle.apply_le`; whoever does not wait for it leaves it to others.
         """
-        _check_same(self.txns_id, txns.txns_id)
+        _check_same(self.txns_id, _id_of(txns))
         store, deadline = txns._to_write(timeout)  # noqa: SLF001  two sides of one thing
         return store.apply(self.shards, self.time, deadline)
 
@@ -374,6 +378,7 @@ class Txn(Closing):
         """
         store = self._own_store()
         deadline = _deadline(store, timeout)
+        parse_id(shard_id, "s")
         if not store.is_registered(shard_id, deadline):
             raise UnknownTable(
                 f"shard {shard_id} is not registered with txns shard {self.txns_id}; register it"
@@ -396,11 +401,14 @@ class Txn(Closing):
         Returns its updates. Errors: UsageError for one of another txns shard; LocationError.
         """
         store = self._own_store()
+        deadline = _deadline(store, timeout)
+        if not isinstance(other, Txn):
+            raise UsageError(f"{other!r:.200} is no transaction, and cannot be merged into one")
         _check_same(self.txns_id, other.txns_id)
         if other is self:
             raise UsageError("a transaction cannot be merged into itself; begin another")
         other._check_going_on()
-        other._build(other._store or store, _deadline(store, timeout))
+        other._build(other._store or store, deadline)
         self._writes += other._writes
         self._ids += other._ids
         if other._begun is not None:
@@ -459,7 +467,7 @@ class Txn(Closing):
         UsageError, if nobody knows any more whether it was committed (`compact_to`).
         """
         check_time(time, "time")
-        _check_same(self.txns_id, txns.txns_id)
+        _check_same(self.txns_id, _id_of(txns))
         store, deadline = txns._to_write(timeout)  # noqa: SLF001  two sides of one thing
         if self._committed is not None:
             done = self._committed
@@ -574,6 +582,12 @@ class Txn(Closing):
 
 def _deadline(store: LoneStore, timeout: float | None) -> Deadline:
     return Deadline.of(store.env, timeout, store.settings.timeout_seconds)
+
+
+def _id_of(txns: Any) -> str:
+    if not isinstance(txns, TxnsHandle):
+        raise UsageError(f"txns={txns!r:.200}: pass a handle, as TxnsHandle.open returns it")
+    return txns.txns_id
 
 
 def _check_same(mine: str, given: str) -> None:
