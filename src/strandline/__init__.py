@@ -23,6 +23,7 @@ from strandline.errors import (
     UsageError,
 )
 from strandline.lease import Lease
+from strandline.location import Location
 from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
@@ -47,6 +48,7 @@ __all__ = [
     "Fenced",
     "Held",
     "Lease",
+    "Location",
     "LocationError",
     "Micros",
     "Progress",

@@ -25,6 +25,7 @@ def run_python(page: Path, *, spark: bool = False) -> dict[str, Any]:
     """Runs all blocks, one after another, in one namespace, which is returned."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for line, block in python_blocks(page, spark=spark):
-        code = compile("\n" * (line - 1) + block, str(page), "exec")
+        # As it stands there: this module's own imports from __future__ are not the reader's.
+        code = compile("\n" * (line - 1) + block, str(page), "exec", dont_inherit=True)
         exec(code, names)
     return names
