@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +20,11 @@ from strandline.ids import DatabaseId, ObjectKey, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
-from strandline.shard.machine import Machine
+from strandline.shard.machine import Machine, _may_be_named
 from strandline.state.codec import decode_receipt, decode_record, decode_rollup
 from strandline.state.commands import Heartbeat
 from strandline.state.garbage import touches_references
 from strandline.state.invariants import broken
-from strandline.state.model import Rollup
 from strandline.state.pages import Page
 from strandline.state.replay import State
 from strandline.table import Table
@@ -182,8 +182,8 @@ def live_and_dead(db: Database, world: World) -> tuple[set[str], set[str]]:
         if not state.seqno:
             continue
         found, waiting = shard.run(_named, state=state)
-        rollups = shard.run(lambda s: [r for _, r in s.rollups.range()], state=state)
-        for key in [*(rollup.key for rollup in rollups), *_to_be_named(world, shard, rollups)]:
+        rollups = shard.run(lambda s: [r.key for _, r in s.rollups.range()], state=state)
+        for key in [*rollups, *_to_be_named(world, shard, state)]:
             live.add(key)
             manifest = decode_rollup(world.store.objects[key][0], key)
             for pages in manifest.pages.values():
@@ -193,15 +193,14 @@ def live_and_dead(db: Database, world: World) -> tuple[set[str], set[str]]:
     return live, dead
 
 
-def _to_be_named(world: World, shard: Machine, rollups: Sequence[Rollup]) -> Iterator[str]:
-    """Rollups of that shard which were written and may be named by a record still to come."""
+def _to_be_named(world: World, shard: Machine, state: State) -> Iterator[str]:
+    """Rollups of that shard which were written and may be named by the next record."""
     for each in world.opened:
         for other in each._handle.store.machines() if not each._handle.closed else ():
             sealed = other._upkeep.sealed
             if other.shard != shard.shard or sealed is None:
                 continue
-            newer = not rollups or sealed.rollup.seqno > rollups[-1].seqno
-            if newer and (sealed.base is None or sealed.base.key in {r.key for r in rollups}):
+            if shard.run(partial(_may_be_named, sealed), state=state):
                 yield sealed.rollup.key
 
 
