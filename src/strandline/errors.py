@@ -110,7 +110,9 @@ class Held(Conflict):
 
 
 class Fenced(StrandlineError):
-    """This session was ended by somebody else; its handle can do nothing more."""
+    """This session was ended by somebody else, or a copy of the process writes under it, too; its
+    handle can do nothing more.
+    """
 
     kind = "fenced"
 

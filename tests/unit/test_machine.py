@@ -24,7 +24,7 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.state.codec import decode_record, encode_record, record_hash
-from strandline.state.commands import AdvanceUpper, Command, Expire, Tidy
+from strandline.state.commands import AdvanceUpper, Command, Expire, Heartbeat, Tidy
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.invariants import broken
 from strandline.state.replay import State
@@ -258,8 +258,8 @@ def test_a_session_that_came_before_and_expired_is_followed_by_another_too(place
     create(place.machine())
     again, other = place.machine(), place.machine()
     write(again)
-    later = place.machine()  # the same session, from a handle that was opened anew
-    later.session = again.session
+    later = place.machine()  # goes on under the same session
+    later.adopt(again.session)
     assert later.submit(Tidy(())) == 0
     assert other.submit(Expire(again.session, 1)) is True
     write(later, b"later")
@@ -267,16 +267,82 @@ def test_a_session_that_came_before_and_expired_is_followed_by_another_too(place
     assert texts(later.state) == [b"rows", b"later"]
 
 
-def test_two_that_share_a_session_are_told_apart(place: Place) -> None:
-    machine, twin = place.machine(), place.machine()
-    create(machine)
-    twin.session = machine.session
-    twin.refresh()
-    write(machine)
-    for _ in range(2):
+def copied(place: Place, machine: Machine) -> Machine:
+    """The machine of a copy of its process, made at this moment."""
+    copy = place.machine()
+    copy.refresh()
+    copy.session = machine.session
+    if machine.state.sessions.get((machine.session,)) is not None:
+        copy.adopt(machine.session)
+    return copy
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_two_copies_of_a_process_the_first_that_writes_goes_on(
+    place: Place, which: int, *, first: bool, looks: bool
+) -> None:
+    create(place.machine())
+    machine = place.machine()
+    machine.refresh()
+    if not first:
+        write(machine, b"before")
+    one, other = (machine, copied(place, machine))[:: -1 if which else 1]
+    write(one, b"a")
+    if looks:
+        other.refresh()
+    for command in (AdvanceUpper(10**9), Heartbeat(), AdvanceUpper(10**9)):
         with pytest.raises(Fenced, match="another process"):
-            write(twin, b"other")
-    assert texts(machine.refresh()) == [b"rows"]
+            other.submit(command)
+    with pytest.raises(Fenced, match="another process"):
+        other.live_session()
+    other.close()
+    write(one, b"b")
+    assert texts(other.refresh()) == ([] if first else [b"before"]) + [b"a", b"b"]
+    assert [r.command for r in one.records()] == ["Commit"] * len(place.log)
+    one.close()
+    assert one.records()[-1].command == "CloseSession"
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_copy_that_never_wrote_may_be_closed_and_the_other_goes_on(
+    place: Place, *, looks: bool
+) -> None:
+    machine = place.machine()
+    create(machine)
+    shared = machine.session
+    copied(place, machine).close()
+    if looks:
+        machine.refresh()
+    write(machine, b"a")
+    assert machine.session != shared
+    assert texts(machine.state) == [b"a"]
+
+
+def test_a_copy_still_learns_what_became_of_a_token(place: Place) -> None:
+    machine = place.machine()
+    create(machine)
+    copy = copied(place, machine)
+    done = write(machine, b"a", token=("scope", 1))
+    copy.refresh()
+    assert write(copy, b"a", token=("scope", 1)) == replace(done, repeated=True)
+    with pytest.raises(Fenced, match="another process"):
+        write(copy, b"a", token=("scope", 2))
+
+
+def test_an_unsettled_record_that_landed_after_all_is_not_taken_for_a_copys(place: Place) -> None:
+    machine = place.machine()
+    create(machine)
+    place.consensus.plan = ["late", *["lost"] * 1_000]
+    with pytest.raises(DeadlineExceeded):
+        machine.submit(AdvanceUpper(50), timeout=0.5)
+    assert place.consensus.land()
+    place.consensus.plan = ["lost"] * 2
+    place.machine().submit(AdvanceUpper(60))  # others have written since
+    machine.refresh()
+    write(machine, b"a")
+    assert [r.session for r in machine.records()].count(machine.session) == 3
 
 
 def test_a_fork_of_the_process_is_refused(place: Place) -> None:
@@ -475,3 +541,19 @@ def test_a_session_that_is_handed_over_goes_on_in_another_process(place: Place) 
     assert after == replace(session, count=session.count + 1)
     with pytest.raises(UsageError, match="at work"):
         committer.adopt(SessionId("w00000000000000aa"))
+
+
+def test_who_adopts_a_session_counts_on_from_its_newest_record(place: Place) -> None:
+    planner, committer = place.machine(), place.machine()
+    create(planner)
+    committer.refresh()  # and then no more
+    write(planner, b"a")
+    handed = planner.hand_over()
+    write(planner, b"b")
+    committer.adopt(handed)
+    write(committer, b"c")
+    assert [record.session for record in committer.records()].count(handed) == 4
+    again = place.machine()  # the commit is tried again in another process
+    again.adopt(handed)
+    write(again, b"d")
+    assert texts(again.state) == [b"a", b"b", b"c", b"d"]

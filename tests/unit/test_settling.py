@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from strandline.errors import (
     DeadlineExceeded,
+    Fenced,
     LocationError,
     TransactionConflict,
     UsageError,
@@ -187,10 +188,9 @@ def _ended_meanwhile(place: Place, machine: Machine) -> Callable[[], None]:
     """Somebody ends the machine's session; then others write on and truncate."""
     rival, killer = place.machine(), place.machine()
     rival.refresh()
-    killer.session = machine.session
 
     def run() -> None:
-        killer.refresh()
+        killer.adopt(machine.session)
         killer.submit(CloseSession())
         _pass_by(place, rival)()
 
@@ -305,6 +305,27 @@ def test_a_token_whose_result_is_no_longer_kept_leaves_it_unknown(
     with pytest.raises(LocationError, match="cannot be known") as caught:
         write(machine, b"a", token=("scope", 7))
     assert caught.value.may_have_happened is True
+
+
+@pytest.mark.parametrize(("records", "token"), [(1, ("scope", 7)), (2, ("scope", 7)), (2, None)])
+def test_a_record_that_a_copy_of_the_process_counted_is_not_taken_for_ours(
+    place: Place, machine: Machine, records: int, token: tuple[str, int] | None
+) -> None:
+    copy, rival = place.machine(), place.machine()
+    copy.adopt(machine.session)
+    rival.refresh()
+    for _ in range(records):
+        write(machine, b"theirs")
+    _pass_by(place, rival)()
+    with pytest.raises(Fenced if token else LocationError, match="another process") as caught:
+        write(copy, b"ours", token=token)
+    assert token or caught.value.may_have_happened is True  # type: ignore[attr-defined]
+    with pytest.raises(Fenced, match="another process"):
+        write(copy, b"again")
+    write(machine, b"theirs")
+    found = place.machine().run(texts)
+    assert found.count(b"theirs") == records + 1
+    assert not {b"ours", b"again"} & set(found)
 
 
 # --- the deadline

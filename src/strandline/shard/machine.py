@@ -22,7 +22,7 @@ from strandline.ids import SessionId, ShardId, new_session_id, session_of
 from strandline.location import Location, Queueing
 from strandline.location.consensus import Record
 from strandline.settings import Settings
-from strandline.shard.chain import record_name, verified
+from strandline.shard.chain import record_name
 from strandline.shard.follower import Follower
 from strandline.shard.opening import Log
 from strandline.shard.patience import is_final, pauses
@@ -98,6 +98,8 @@ class Machine:
         self._closed = False
         self._fenced = ""
         self._registered = False
+        self._count = 0
+        """The number of the present session's newest record, as far as this machine wrote it."""
         self._ended: frozenset[str] = frozenset()
         """Sessions of this machine that others ended."""
         self._orphans: list[SessionId] = []
@@ -174,7 +176,8 @@ class Machine:
 
         A session that others ended while it was silent is followed by a new one: the caller does
         not notice, unless the command enters objects of the ended one (Fenced). A `Heartbeat` of
-        an ended session is False.
+        an ended session is False. Fenced for good if a copy of this process, as of a machine that
+        was restored from a snapshot, has written under the same session.
 
         Errors: what `decide` raises; LocationError, whose `may_have_happened` tells whether the
         command may yet take effect; Corruption.
@@ -225,9 +228,12 @@ class Machine:
 
         Whoever writes objects that a later command enters has to hold the session meanwhile
         (`strandline.shard.leases`), and asks here before the first of them. `brief`: the command
-        follows so soon that it is enough if the newest known state has the session open.
+        follows so soon that it is enough if the newest known state has the session open. Fenced if
+        a copy of this process writes under the session, too.
         """
         deadline = self._deadline(timeout)
+        if self._fenced:
+            raise Fenced(self._fenced)
         quiet = not brief and self.quiet_seconds >= self._settings.lease_seconds / 4
         # SUBTLE: registered before its first object is written: what a session leaves that the log
         # does not know of would be found by nobody.
@@ -267,11 +273,19 @@ class Machine:
                     return session
 
     def adopt(self, session: SessionId, *, timeout: float | None = None) -> None:
-        """Goes on under a session that another process handed over, and that nobody else has."""
-        with self._in_turn(self._deadline(timeout)):
+        """Goes on under a session that another process handed over, and that nobody else has.
+
+        One request. Errors: LocationError, Corruption; then nothing was adopted.
+        """
+        deadline = self._deadline(timeout)
+        with self._in_turn(deadline):
             if self._registered or self._unsettled is not None:
                 raise UsageError(f"session {self.session} is at work and cannot become {session}")
+            # Whoever handed it over writes no more under it: the newest state has all its records.
+            self._follower.catch_up(deadline)
+            known = self._follower.run(lambda s: s.sessions.get((session,)), deadline, None)
             self._go_on_as(session)
+            self._count = 0 if known is None else known.count
             # SUBTLE: who handed it over had registered it. So if it is gone from the state, it was
             # ended and swept, and its parts are gone: that is not the first record of a new one.
             self._registered = True
@@ -282,6 +296,7 @@ class Machine:
             self._upkeep.renewed(session)
             self.session = session
             self._registered = False
+            self._count = 0
             self._strewn = False
             self._litter.clear()
 
@@ -346,7 +361,7 @@ class Machine:
     def _is_rollup_due(self) -> bool:
         state = self._follower.newest
         # Rollups are written by sessions of the shard that registers them.
-        if state is None or not self._registered or self._closed:
+        if state is None or not self._registered or self._closed or self._fenced:
             return False
         return self._upkeep.is_due(state)
 
@@ -477,6 +492,8 @@ class Machine:
                 except (LocationError, Corruption):
                     raise
                 except StrandlineError as error:
+                    if self._fenced:
+                        raise
                     if isinstance(error, Fenced) and self._has_ended(deadline):
                         self._renew()
                         if isinstance(command, Heartbeat):
@@ -548,6 +565,14 @@ class Machine:
         state, decision, count, sealed, newest = self._follower.run(evaluate, deadline, None)
         if not decision.diffs:
             return decision
+        # SUBTLE: a copy of this process that goes on by itself (a machine restored from a snapshot)
+        # writes under the same session. Whoever meets a record of the other one ends here; the
+        # other goes on. What it wrote counts, and nothing of what this one wrote is undone. A
+        # command that changes nothing, such as one whose token was committed, is answered first.
+        if count > self._count + 1:
+            raise self._shared(
+                f"{count - 1} records of it are there, {self._count} of them written here"
+            )
         diffs = decision.diffs
         if sealed is not None and newest is sealed.rollup:
             diffs = (*diffs, Diff("rollups", (newest.seqno,), newest))
@@ -608,6 +633,7 @@ class Machine:
             self._litter.pop(key, None)
         self._follower.wrote(attempt.record, attempt.digest, len(attempt.data))
         self._registered = True
+        self._count = attempt.record.count
         self._wrote_at = self._env.monotonic()
         self._unsettled = None
 
@@ -675,16 +701,16 @@ class Machine:
             self._follower.advance(found)
             return True
         self._unsettled = None
-        other = verified(self.shard, found[0])
-        record = attempt.record
-        if (other.session, other.count) == (record.session, record.count):
-            self._fenced = (
-                f"session {self.session} is used by another process too, which wrote "
-                f"{record_name(self.shard, record.seqno)}; open the database again"
-            )
-            raise Fenced(self._fenced)
         self._follower.advance(found)
         return False
+
+    def _shared(self, how: str) -> Fenced:
+        """Ends this machine for good: another process writes under its session, too."""
+        self._fenced = (
+            f"session {self.session} of shard {self.shard} is used by another process too, a copy "
+            f"of this one ({how}); open the database again"
+        )
+        return Fenced(self._fenced)
 
     def _settled_by_state(self, attempt: _Attempt, deadline: Deadline) -> bool:
         """The newest state's count of the session decides; if that is gone, the token."""
@@ -693,19 +719,25 @@ class Machine:
         if state.seqno < record.seqno:
             missing = record_name(self.shard, state.seqno + 1)
             raise Corruption(f"{missing} is missing", object=missing)
-        happened, ended = self._follower.run(lambda s: _happened(s, attempt), deadline, None)
+        happened, ended = self._follower.run(lambda s: _fate(s, attempt), deadline, None)
+        if happened:
+            self._count = record.count
         self._unsettled = None
         # What ended was registered: `decide` refuses its next command.
         self._registered = self._registered or ended or bool(happened)
         if happened is not None:
             return happened
-        # The session is gone, whether or not this would have been its first record: an id that
-        # was ended never comes back. The record cannot land any more: its slot was truncated.
-        self._renew()
+        if ended:
+            # Whether or not this would have been its first record: an id that was ended never
+            # comes back. The record cannot land any more: its slot was truncated.
+            self._renew()
+            why = f"the session {record.session} has ended"
+        else:
+            why = str(self._shared("it wrote more records since"))
         raise LocationError(
             f"whether a command on shard {self.shard} happened cannot be known: the log was "
-            f"truncated past its record {record.seqno} and the session {record.session} has "
-            "ended; look at the data before you repeat it, or use a token next time",
+            f"truncated past its record {record.seqno} and {why}; look at the data before you "
+            "repeat it, or use a token next time",
             may_have_happened=True,
         )
 
@@ -786,23 +818,28 @@ def _retained(state: State, decision: Decision, newest: Rollup | None) -> Rollup
     return kept[-1] if kept else None
 
 
-def _happened(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
+def _fate(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
     """Whether the record is in the history of a state beyond its slot (None: it cannot be known),
     and whether the session is one that ended.
+
+    SUBTLE: a session has one record of each number, and that is ours, if there is one. Unless a
+    copy of this process writes under the same session: then more of them than were written here
+    are another's, and what became of ours is not known; and one of that very number is taken for
+    ours, but for a token that was not committed.
     """
-    record = attempt.record
+    record, command = attempt.record, attempt.command
     session = state.sessions.get((record.session,))
-    if session is not None:
-        return session.count >= record.count, False
-    if isinstance(attempt.command, CloseSession):
+    found = [_known(state, token) for token in _tokens_of(command)]
+    if session is not None and session.count <= record.count:
+        copied = found == [False] and not isinstance(command, CommitGroup)
+        return session.count == record.count and not copied, False
+    if session is None and isinstance(command, CloseSession):
         return True, True  # what was asked for, whoever did it
-    # The session is gone; what is asked then is whether the token is decided. If it is, deciding
-    # once more gives the caller the token's own result (it may have been committed by another
-    # session), or refuses a command that never happened.
-    found = [_known(state, token) for token in _tokens_of(attempt.command)]
-    if not any(found) and None not in found:
-        return False, False
-    return (None if None in found else False), True
+    # What is asked then is whether the token is decided. If it is, deciding once more gives the
+    # caller the token's own result (it may have been committed by another session), or refuses a
+    # command that never happened.
+    ended = session is None and (None in found or any(found))
+    return (None if None in found else False), ended
 
 
 def _rollup_at(session: str, seqno: int) -> str:
