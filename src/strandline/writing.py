@@ -169,6 +169,9 @@ def commit_writes(
     if not real and not changes and options.token is None and not options.positions:
         return _nothing(handle, writes, options)
     written = [write for _, write in real]
+    made = {change.after.table for change in changes if change.expected_version is None}
+    touched = {write.table for write in written} | {change.after.table for change in changes}
+    store.before_commit(sorted(touched - made), timeout=options.deadline.remaining())
     for write in written:
         store.background.before_write(write.table, timeout=options.deadline.remaining())
     result = store.txns.commit(

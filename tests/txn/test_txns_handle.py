@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.connect import LOG_FILE
 from strandline.env import Deadline, RealEnv
 from strandline.errors import (
     AsOfTooOld,
@@ -35,6 +38,7 @@ from strandline.shard import compact, new_shard_id, open_shard, read_split, vacu
 from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Acknowledge, Expire, Join, Leave, Withdraw, Write
 from strandline.state.invariants import broken
+from strandline.state.model import Batch
 from strandline.testing.faults import Call, Fault
 from strandline.times import TIME_MAX
 from strandline.txn import Committed, Txn, TxnsHandle
@@ -558,6 +562,81 @@ def test_a_shard_is_forgotten_only_with_everything_applied(registered: TxnsHandl
     machine = registered._store.data(D0)
     assert machine.refresh(timeout=5).meta.upper == 9
     assert words(registered, D0, 8) == {"a": 3}
+
+
+# --- a log that lost its newest records
+
+
+def lose_records(path: Path, shard: str, after: int) -> None:
+    """The log of one shard ends there from now on."""
+    with closing(sqlite3.connect(path / LOG_FILE, isolation_level=None)) as log:
+        gone = log.execute("DELETE FROM record WHERE shard = ? AND seqno > ?", (shard, after))
+        assert gone.rowcount > 0
+
+
+def committed_again(txns: TxnsHandle) -> None:
+    """By a process that wrote no part of it itself."""
+    txn = txns.begin()
+    txn._writes.append(
+        Write(D0, Batch(rows=1, inline=b"never looked at", lower=b"", upper=b"", has_diff=False))
+    )
+    txn.commit_at(txns, 9)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda txns: txns.snapshot(D0, 3).read_all(),
+        lambda txns: txns.snapshot(D0, 4, timeout=5).read_all(),
+        lambda txns: commit(txns, 9, **{D0: {"b": 1}}),
+        committed_again,
+        lambda txns: txns.forget(D0, 9),
+    ],
+    ids=["snapshot", "snapshot later", "commit", "bytes", "forget"],
+)
+@pytest.mark.parametrize("ended", ["applied", "forgotten", "joined anew"])
+def test_commits_that_the_log_lost_and_a_shard_kept_are_missed_by_whoever_uses_it(
+    tmp_path: Path, use: Callable[[TxnsHandle], object], ended: str
+) -> None:
+    with sl.open_location(tmp_path) as location:
+        described(location, D0, D1)
+        with handle(location) as txns:
+            txns.register(D0, 1)
+            txns.register(D1, 2)
+            commit(txns, 3, **{D0: {"a": 1}}).apply(txns)
+            before = txns._store.txns.machine.state.seqno
+            commit(txns, 4, **{D0: {"a": 1}}).apply(txns)
+            if ended != "applied":
+                txns.forget(D0, 5)
+            if ended == "joined anew":
+                txns.register(D0, 6)
+    lose_records(tmp_path, TXNS, before)
+    with sl.open_location(tmp_path) as location, handle(location) as txns:
+        with pytest.raises(Corruption, match="restore the newest log") as caught:
+            use(txns)
+        assert caught.value.object == f"record {before + 1} of shard {TXNS}"
+        assert words(txns, D1, 3) == {}, "what did not lose anything goes on"
+
+
+def test_a_shard_that_was_further_when_it_was_joined_is_no_damage(location: Location) -> None:
+    """Its own writers had got there, and its registration was cut off, or is under way."""
+    described(location, D0)
+    write, read = open_shard(location, D0, settings=QUIET)
+    with write, read:
+        write.compare_and_append(updates(("a", 0, 1)), 0, 9)
+    with handle(location) as txns:
+        shard = txns._store.shard(D0, Deadline(RealEnv(), 5))
+        shard.machine.submit(Join(TXNS, 0))
+        with pytest.raises(UsageError, match="was never registered"):
+            txns.snapshot(D0, 3)
+        txns.register(D0, 9)
+        assert words(txns, D0, 8) == {"a": 1}
+        txns.forget(D0, 10)
+        write, read = open_shard(location, D0, settings=QUIET)
+        with write, read:
+            write.compare_and_append(updates(("b", 11, 1)), 10, 50)
+        shard.machine.submit(Join(TXNS, 1))
+        assert words(txns, D0, 8) == {"a": 1}
 
 
 # --- commits

@@ -14,9 +14,9 @@ from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.shards import Shard
 from strandline.state.commands import Commit, CommitResult, InitTxns, TableChange
-from strandline.state.model import Key
+from strandline.state.model import Key, Meta
 from strandline.state.pages import TOP
-from strandline.state.registering import current_table
+from strandline.state.registering import current_table, newest_version
 from strandline.state.replay import State
 from strandline.txn.apply import apply_table
 from strandline.txn.store import Store
@@ -106,6 +106,17 @@ class LoneStore(Store):
         state = self.txns.refresh(timeout=deadline.remaining())
         return machine.run(lambda s: current_table(s, shard_id), state=state) is not None
 
+    def _is_ahead(self, state: State, table: str, meta: Meta) -> bool:
+        newest = newest_version(state, table)
+        if newest is None:
+            return False  # it may be joined, and about to be registered
+        given_back = meta.owner != self.owner
+        if newest.valid_until is None and (meta.joins, given_back) > (newest.version, False):
+            return True  # it is given back, or joined anew, only after it was forgotten here
+        # SUBTLE: of a shard that is joined and not registered yet, upper says nothing: it had
+        # writers of its own, and the time of its registration is not taken yet.
+        return meta.joins == newest.version and super()._is_ahead(state, table, meta)
+
     # --- times
 
     def settled(self, time: int, deadline: Deadline) -> State:
@@ -162,8 +173,9 @@ class LoneStore(Store):
         # once, and before it was registered it was not beyond the time of that.
         state = self.txns.refresh(timeout=deadline.remaining())
         for shard in self.unapplied(state) if shards is None else shards:
-            upper = self.data(shard).refresh(timeout=deadline.remaining()).meta.upper
-            self.txns.to_be_tidied(self._applied(state, shard, upper))
+            data = self.data(shard).refresh(timeout=deadline.remaining())
+            self.check_committed(shard, data, timeout=deadline.remaining())
+            self.txns.to_be_tidied(self._applied(state, shard, data.meta.upper))
         return self.txns.tidy(timeout=deadline.remaining())
 
     def _applied(self, state: State, shard: str, upper: int | None) -> list[Key]:

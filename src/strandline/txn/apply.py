@@ -48,7 +48,9 @@ def apply_table(
     if version is None or version[1].table != table:
         return Applied(0, frozenset())
     data = store.data(table)
-    upper = data.refresh(timeout=deadline.remaining()).meta.upper
+    found = data.refresh(timeout=deadline.remaining())
+    store.check_committed(table, found, timeout=deadline.remaining())
+    upper = found.meta.upper
     moved = 0
     fenced = False
     leaves: frozenset[bytes | None] = frozenset()

@@ -493,6 +493,7 @@ class Txn(Closing):
             begun=begun,
         )
         try:
+            store.before_commit(self.shards, timeout=deadline.remaining())
             return store.txns.commit_at(command, operation="commit", timeout=deadline.remaining())
         except (Conflict, UsageError):
             raise

@@ -65,6 +65,7 @@ def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _V
         # before it was registered the shard had other writers, whose appends are in no entry.
         state = store.txns.refresh(timeout=deadline.remaining())
         data = store.data(shard_id).refresh(timeout=deadline.remaining())
+        store.check_committed(shard_id, data, timeout=deadline.remaining())
         view = _view(store, shard_id, as_of, state, data)
         if view is not None:
             return view

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterable
 from typing import Protocol
 
-from strandline.env import Env
-from strandline.errors import StrandlineError, UsageError
+from strandline.env import Deadline, Env
+from strandline.errors import Corruption, StrandlineError, UsageError
 from strandline.ids import (
     DatabaseId,
     ObjectKey,
@@ -21,10 +21,13 @@ from strandline.location import Location
 from strandline.parts.footer import Identity
 from strandline.parts.read import PartReader
 from strandline.settings import Settings
+from strandline.shard.chain import record_name
 from strandline.shard.leases import Lookout, Pulse
 from strandline.shard.machine import Machine
 from strandline.shard.notebook import Notebook
-from strandline.state.model import TableVersion
+from strandline.state.model import Meta, TableVersion
+from strandline.state.registering import current_table
+from strandline.state.replay import State
 from strandline.txn.txns import Txns
 
 __all__ = ["Store", "Upkeep"]
@@ -74,6 +77,8 @@ class Store:
         notebook = Notebook(env, location.url, settings.lease_seconds)
         self.lookout = Lookout(env, settings, notebook)
         self._data: dict[str, Machine] = {}
+        self._compared: set[str] = set()
+        """Data shards that a commit was made to after they were compared with the txns shard."""
         self._lock = threading.Lock()
 
     @property
@@ -127,6 +132,58 @@ class Store:
             shard=version.table,
             token=token,
         )
+
+    # --- two logs that have to agree
+
+    def before_commit(self, tables: Iterable[str], *, timeout: float) -> None:
+        """Corruption if the txns shard does not know what the shards of these tables rest on.
+
+        Looked at once per table: from then on this handle follows the logs, and notices itself if
+        one goes back.
+        """
+        deadline = Deadline(self.env, timeout)
+        for table in tables:
+            if table in self._compared:
+                continue
+            machine = self.data(table)
+            known = machine.state
+            data = known if known.seqno else machine.refresh(timeout=deadline.remaining())
+            self.check_committed(table, data, timeout=deadline.remaining())
+            self._compared.add(table)
+
+    def check_committed(self, table: str, data: State, *, timeout: float) -> None:
+        """Corruption if the data shard is ahead of all commits: the txns shard lost the newest.
+
+        It is to be asked wherever the two are put together: rows whose commits are lost would come
+        back with the next commits, and those at times that were used before would never be applied.
+        """
+        machine = self.txns.machine
+
+        def is_ahead(state: State) -> bool:
+            return self._is_ahead(state, table, data.meta)
+
+        if not machine.run(is_ahead, timeout=timeout):
+            return
+        # SUBTLE: others commit and apply beside, and the txns shard is read before the data shard.
+        # But what was applied by the time that `data` was read was committed before that; so a
+        # look at the txns shard that begins now knows of it, or it is lost.
+        self.txns.refresh(timeout=timeout)
+        if not machine.run(is_ahead, timeout=timeout):
+            return
+        state = machine.state
+        missing = record_name(machine.shard, state.seqno + 1)
+        raise Corruption(
+            f"{missing} is missing: the log of commits ends before it, but shard {table} has what "
+            f"was committed later; restore the newest log of {self.location.url}",
+            object=missing,
+        )
+
+    def _is_ahead(self, state: State, table: str, meta: Meta) -> bool:
+        """Whether that state of the txns shard cannot be as new as the shard's `meta`."""
+        if meta.upper is None:  # a table's shard is finished after the table was dropped
+            return current_table(state, table) is not None
+        fed_here = (meta.origin, meta.owner) == ("txns", self.owner)
+        return fed_here and state.meta.upper is not None and meta.upper > state.meta.upper
 
     def look_out(self, tables: Iterable[str], *, timeout: float) -> list[str]:
         """Looks once at the sessions of the txns shard and of these tables; those that it ended.

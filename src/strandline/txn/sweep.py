@@ -197,6 +197,7 @@ def needed_of(
             machine = store.data(shard)
             data = machine.refresh(timeout=deadline.remaining())
             _check_reaches(txns, state, shard, data)
+            store.check_committed(shard, data, timeout=deadline.remaining())
         names = frozenset(map(str, listed))
         found, rollups = machine.run(
             partial(_named, names=names), state=data, timeout=deadline.remaining()

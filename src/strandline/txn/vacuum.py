@@ -198,6 +198,7 @@ def _tidy(store: Store, table: str, data: State, deadline: Deadline) -> None:
     SUBTLE: `data` may be older than the entries that are looked at; what is below its upper was
     applied all the same. A finished shard has no upper, and all there was before it.
     """
+    store.check_committed(table, data, timeout=deadline.remaining())
     upper = TOP if data.meta.upper is None else data.meta.upper
     txns = store.txns
     txns.refresh(timeout=deadline.remaining())

@@ -145,9 +145,9 @@ def data_for(store: Store, state: State, version: TableVersion, deadline: Deadli
     progress = store.txns.machine.run(lambda s: s.tidied.get((version.table,)), state=state)
     tidied = -1 if progress is None else progress.tidied_through
     data = machine.state
-    if data.seqno and _beyond(data, tidied):
-        return data
-    data = machine.refresh(timeout=deadline.remaining())
+    if not data.seqno or not _beyond(data, tidied):
+        data = machine.refresh(timeout=deadline.remaining())
+    store.check_committed(version.table, data, timeout=deadline.remaining())
     if not _beyond(data, tidied):
         raise Corruption(
             f"shard {version.table} is at {data.meta.upper}, but commits through {tidied} were "
