@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from strandline.env import Deadline, retry_delays
-from strandline.errors import AsOfTooOld, TransactionConflict, UsageError
+from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, UsageError
 from strandline.handle import Handle
 from strandline.history import commit_at
 from strandline.parts.batch import build_batch
@@ -131,18 +131,23 @@ def build(
     `diff`: the data has a `__diff` column.
     """
     store = handle.store
-    return build_batch(
-        data,
-        typed(version)[0],
-        blob=store.location.blob,
-        new_key=lambda: options.staging.new_key(version.table),
-        identity=lambda: options.staging.identity(version, options.token_text),
-        settings=store.settings,
-        env=store.env,
-        timeout=options.deadline.remaining(),
-        diff=diff,
-        cuts=lambda: _leaf_bounds(store, version, options.deadline),
-    )
+    try:
+        return build_batch(
+            data,
+            typed(version)[0],
+            blob=store.location.blob,
+            new_key=lambda: options.staging.new_key(version.table),
+            identity=lambda: options.staging.identity(version, options.token_text),
+            settings=store.settings,
+            env=store.env,
+            timeout=options.deadline.remaining(),
+            diff=diff,
+            cuts=lambda: _leaf_bounds(store, version, options.deadline),
+        )
+    except LocationError as error:
+        # What it may have left are rows that nothing refers to: nothing was sent that commits.
+        error.may_have_happened = False
+        raise
 
 
 def _leaf_bounds(store: Store, version: TableVersion, deadline: Deadline) -> list[bytes]:

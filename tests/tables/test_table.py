@@ -1,6 +1,7 @@
 """What a table gives back is what was written to it, whichever way and wherever it lies by now."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -16,13 +17,14 @@ import pytest
 from strandline.database import Database
 from strandline.errors import (
     AsOfInFuture,
+    LocationError,
     SchemaMismatch,
     UnknownTable,
     UsageError,
 )
 from strandline.table import Table
 from strandline.times import Commit, Micros
-from tests.tables.helpers import READINGS, apply, rows
+from tests.tables.helpers import QUIET, READINGS, apply, rows
 
 Settle = Callable[[Table], None]
 
@@ -682,6 +684,25 @@ def test_a_table_shows_what_it_is(readings: Table, db: Database) -> None:
     assert readings.schema.metadata is None
     assert all(field.metadata is None for field in readings.schema)
     assert readings.head(5).num_rows == 1
+
+
+def test_a_write_whose_rows_could_not_be_stored_did_not_happen(
+    open_database: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = open_database(settings=replace(QUIET, inline_bytes_max=0))
+    table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")
+
+    def unknown(*_: Any, **__: Any) -> None:
+        raise LocationError("no answer")
+
+    with monkeypatch.context() as patch:
+        for call in ("put", "upload"):
+            patch.setattr(db._handle.store.location.blob, call, unknown)
+        with pytest.raises(LocationError) as failed:
+            table.append(some(ONE))
+        assert not failed.value.may_have_happened
+    table.append(some(TWO))
+    assert rows(table.scan().to_arrow()) == [TWO]
 
 
 def test_a_commit_names_itself(readings: Table) -> None:

@@ -39,7 +39,7 @@ from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Acknowledge, Expire, Join, Leave, Withdraw, Write
 from strandline.state.invariants import broken
 from strandline.state.model import Batch
-from strandline.testing.faults import Call, Fault
+from strandline.testing.faults import LOST, Call, Fault
 from strandline.times import TIME_MAX
 from strandline.txn import Committed, Txn, TxnsHandle
 from strandline.txn.sweep import sweep
@@ -700,6 +700,69 @@ def test_a_commit_whose_answer_was_lost_is_not_committed_twice(
             assert words(txns, D0, 12) == {"a": 2}
             assert words(txns, D1, 12) == ({"b": 1} if taken else {})
             txns.apply_le(12)
+
+
+@pytest.mark.parametrize("fails", ["a part", "the session's record"])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_commit_whose_rows_could_not_be_stored_did_not_happen_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, *, spilled: bool
+) -> None:
+    if spilled:
+        monkeypatch.setattr("strandline.parts.spool._MEMORY_BYTES", 0)
+        monkeypatch.setattr("strandline.parts.spool._BATCH_ROWS", 1)
+    location = sl.open_location(f"memory://{tmp_path}")
+    described(location, D0, D1)
+    failing = 0
+
+    def decide(call: Call) -> Fault | None:
+        part = call.kind in ("put", "upload") and f"/{D1}/part/" in call.key
+        record = call.port == "consensus" and call.key == TXNS
+        return LOST if failing and (part if fails == "a part" else record) else None
+
+    place, _ = faulty(location, decide)
+    with handle(location) as other:
+        other.register(D0, 1)
+        other.register(D1, 2)
+        before = other.fetch_upper()
+        with handle(place, replace(PARTS, timeout_seconds=0.2), env=Meddling()) as txns:
+            txn = txns.begin()
+            txn.write(D0, {"word": ["a"]})
+            txn.write(D1, {"word": ["a", "b"]})
+            for failing in (1, 1, 0):
+                if failing:
+                    with pytest.raises(LocationError) as failed:
+                        txn.commit_at(txns, 3)
+                    assert not failed.value.may_have_happened
+                    assert (txn.rows, txn.shards) == (3, (D0, D1))
+                    assert other.fetch_upper() == before
+            txn.write(D0, {"word": ["later"]})
+            done = txn.commit_at(txns, 3)
+            assert (done.time, done.rows, done.repeated) == (3, 4, False)
+        assert words(other, D0, 3) == {"a": 1, "later": 1}
+        assert words(other, D1, 3) == {"a": 1, "b": 1}
+    parts = [info.key for info in location.blob.list("", timeout=5) if f"{D0}/part/" in info.key]
+    assert len(parts) == 2, "what was stored is not stored again"
+
+
+def test_a_commit_that_may_have_happened_may_still_have_when_the_next_try_fails_sooner(
+    tmp_path: Path,
+) -> None:
+    location = sl.open_location(f"memory://{tmp_path}")
+    described(location, D0)
+    place, consensus = planned(location, [])
+    with handle(place, replace(QUIET, timeout_seconds=0.2), env=Meddling()) as txns:
+        txns.register(D0, 1)
+        txn = txns.begin()
+        txn.write(D0, {"word": ["a"]})
+        consensus.plan = ["late"]
+        consensus.failing_scans = 10_000
+        for _ in range(2):
+            with pytest.raises(LocationError) as unknown:
+                txn.commit_at(txns, 3)
+            assert unknown.value.may_have_happened
+        consensus.failing_scans = 0
+        consensus.land()
+        assert txn.commit_at(txns, 9).time == 3
 
 
 def test_two_apply_at_once_and_every_row_is_there_once(

@@ -20,7 +20,10 @@ _BATCH_ROWS = 16_384
 
 
 class Spool(Closing):
-    """Batches of one schema that are written first and read after, once. A context manager."""
+    """Batches of one schema that are written first and read after, as often as it takes.
+
+    A context manager.
+    """
 
     def __init__(self, arrow: pa.Schema) -> None:
         self.arrow = arrow
@@ -29,9 +32,11 @@ class Spool(Closing):
         self._writer: pa.RecordBatchStreamWriter | None = None
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
+        self._sealed = False
+        """Whether all rows are in the file, and its end."""
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes the next rows."""
+        """Takes the next rows; none after they were read."""
         if batch.num_rows:
             self._held.append(batch)
             self._rows += batch.num_rows
@@ -41,23 +46,23 @@ class Spool(Closing):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, in the order in which they were added."""
         if self._writer is not None:
-            self._write()
-            self._guarded_close()
+            if not self._sealed:
+                self._write()
+                self._seal()
             self._file.seek(0)
             try:
                 yield from pa.ipc.open_stream(pa.PythonFile(self._file, mode="r"))
             except OSError as error:
                 raise _failed(error) from error
-        yield from self._taken()
+        yield from self._gathered()
 
     def close(self) -> None:
         """Lets go of the rows. Harmless when repeated."""
         self._held = []
         self._file.close()
 
-    def _taken(self) -> list[pa.RecordBatch]:
+    def _gathered(self) -> list[pa.RecordBatch]:
         table = pa.Table.from_batches(self._held, self.arrow)
-        self._held, self._rows = [], 0
         return table.combine_chunks().to_batches()  # type: ignore[no-any-return]
 
     def _write(self) -> None:
@@ -68,17 +73,19 @@ class Spool(Closing):
                     self.arrow,
                     options=pa.ipc.IpcWriteOptions(compression="lz4"),
                 )
-            for batch in self._taken():
+            for batch in self._gathered():
                 self._writer.write_batch(batch)
+            self._held, self._rows = [], 0
         except OSError as error:
             raise _failed(error) from error
 
-    def _guarded_close(self) -> None:
+    def _seal(self) -> None:
         try:
             if self._writer is not None:
                 self._writer.close()
         except OSError as error:
             raise _failed(error) from error
+        self._sealed = True
 
 
 def _failed(error: OSError) -> LocationError:

@@ -347,6 +347,11 @@ class Txn(Closing):
         """Before this time none of `_ids` was committed; None: none was at all."""
         self._writes: list[Write] = []
         self._pending: dict[str, _Pending] = {}
+        """Where writes go, by shard."""
+        self._gathered: list[_Pending] = []
+        """What was written before the last try to store it, and is not stored yet."""
+        self._unknown = False
+        """Whether a try to commit it, here, ended without an answer."""
         self._ended = ""
         """Why it takes no writes any more, and what to do."""
         self._committed: Committed | None = None
@@ -357,13 +362,14 @@ class Txn(Closing):
     @property
     def rows(self) -> int:
         """Updates written so far."""
-        waiting = sum(pending.rows for pending in self._pending.values())
+        waiting = sum(pending.rows for pending in self._waiting())
         return waiting + sum(write.batch.rows for write in self._writes)
 
     @property
     def shards(self) -> tuple[str, ...]:
         """The shards written to so far, ascending."""
-        return tuple(sorted({write.table for write in self._writes} | self._pending.keys()))
+        waiting = {pending.shard.id for pending in self._waiting()}
+        return tuple(sorted({write.table for write in self._writes} | waiting))
 
     # --- writing
 
@@ -413,6 +419,7 @@ class Txn(Closing):
         self._ids += other._ids
         if other._begun is not None:
             self._begun = min(other._begun, other._begun if self._begun is None else self._begun)
+        self._unknown |= other._unknown
         self._merged.append(other)
         other._ended = "it was merged into another; commit that"
         return other.rows
@@ -473,7 +480,12 @@ class Txn(Closing):
             done = self._committed
             return Committed(done.txns_id, done.time, done.shards, done.rows, repeated=True)
         self._check_going_on()
-        self._build(store, deadline)
+        try:
+            self._build(store, deadline)
+        except LocationError as error:
+            # What it may have left are rows that nothing refers to: nothing was sent that commits.
+            error.may_have_happened = self._unknown
+            raise
         result = self._submit(store, time, deadline)
         self._committed = Committed(
             self.txns_id, result.time, self.shards, self.rows, result.repeated
@@ -500,9 +512,13 @@ class Txn(Closing):
         except Fenced:
             self._end("the session that stored its rows has ended; write all of it anew")
             raise
-        except BaseException as error:
-            if not isinstance(error, LocationError) or error.may_have_happened:
-                self._begun = begun
+        except LocationError as error:
+            error.may_have_happened |= self._unknown
+            if error.may_have_happened:
+                self._begun, self._unknown = begun, True
+            raise
+        except BaseException:
+            self._begun, self._unknown = begun, True
             raise
 
     def close(self) -> None:
@@ -529,25 +545,30 @@ class Txn(Closing):
 
     def _end(self, why: str) -> None:
         self._ended = why
-        for pending in self._pending.values():
+        for pending in self._waiting():
             pending.spool.close()
-        self._pending = {}
+        self._pending, self._gathered = {}, []
         if self._release is not None:
             self._release()
         for other in self._merged:
             other.close()
 
     def _build(self, store: LoneStore, deadline: Deadline) -> None:
-        """Makes batches of what waits; parts are stored, if there are any."""
-        try:
-            for shard_id in sorted(self._pending):
-                batch = self._batch(store, self._pending[shard_id], deadline)
-                self._pending.pop(shard_id).spool.close()
-                if batch.rows:
-                    self._writes.append(Write(shard_id, batch))
-        except BaseException:
-            self._end("its rows could not be stored; write all of it anew")
-            raise
+        """Makes batches of what waits; parts are stored, if there are any.
+
+        What could not be stored goes on to wait: whoever tries again stores the rest.
+        """
+        self._gathered += [self._pending[shard_id] for shard_id in sorted(self._pending)]
+        self._pending = {}
+        while self._gathered:
+            pending = self._gathered[0]
+            batch = self._batch(store, pending, deadline)
+            if batch.rows:
+                self._writes.append(Write(pending.shard.id, batch))
+            self._gathered.pop(0).spool.close()
+
+    def _waiting(self) -> list[_Pending]:
+        return [*self._gathered, *self._pending.values()]
 
     def _batch(self, store: LoneStore, pending: _Pending, deadline: Deadline) -> Batch:
         shard, settings = pending.shard, store.settings
