@@ -21,6 +21,8 @@ from strandline.state.commands import (
     CommitGroup,
     CommitResult,
     Compact,
+    Expire,
+    Heartbeat,
     Output,
     Read,
     Retain,
@@ -588,6 +590,31 @@ def test_a_compaction_names_each_input_once() -> None:
     twice = shard.key_of(1)
     with pytest.raises(UsageError, match="twice"):
         shard.do(replaces([twice, twice], output("p3")))
+
+
+def test_a_compaction_adds_no_part_of_a_session_that_is_not_open() -> None:
+    """What an ended session wrote may be swept at any time, also while another enters it."""
+    shard = with_parts("p1", "p2")
+    inputs = [shard.key_of(1), shard.key_of(2)]
+    before = where(shard.references())
+
+    def merged(name: str) -> Compact:
+        return replaces(inputs, output(f"w2/s1/part/{name}.parquet"))
+
+    with pytest.raises(Fenced, match="w2"):  # one that this shard never heard of
+        shard.do(merged("p3"))
+    shard.do(Heartbeat(), session="w2")
+    shard.do(Expire("w2", 1))
+    with pytest.raises(Fenced, match="w2"):
+        shard.do(merged("p3"))
+    assert where(shard.references()) == before
+    assert shard.dead() == []
+    shard.do(Heartbeat(), session="w3")
+    assert shard.do(replaces(inputs, output("w3/s1/part/p3.parquet"))) is True
+    # Where only the reference moves nothing is entered: the part is needed, and nobody sweeps it.
+    shard.do(Expire("w3", 1))
+    moves = Output(1, b"", shard.references()[0].part, 2, moved=True)
+    assert shard.do(replaces([shard.key_of(3)], moves)) is True
 
 
 def test_a_compaction_cannot_add_a_part_that_the_shard_has() -> None:
