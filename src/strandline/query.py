@@ -13,9 +13,10 @@ from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange
+from strandline.parts.schema import with_times
 from strandline.reading import Reading, Want, arrow_of, parts_of, typed, united_tables
 from strandline.state.model import TableVersion
-from strandline.times import datetime_of
+from strandline.times import told
 from strandline.txn.view import View
 
 __all__ = ["Explanation", "Scan", "columns_of", "want_of"]
@@ -47,10 +48,9 @@ class Explanation:
     """Places where rows of several sources have to be merged."""
 
     def __str__(self) -> str:
-        when = datetime_of(self.as_of).isoformat() if self.as_of >= 0 else "the beginning"
         return "\n".join(
             [
-                f"as of    {when} ({self.as_of})",
+                f"as of    {told(self.as_of)}",
                 f"leaves   {self.leaves} of {self.leaves_total}",
                 f"parts    {self.parts}, pruned by statistics {self.parts_pruned}",
                 f"entries  {self.entries} not applied yet",
@@ -110,9 +110,13 @@ class Scan:
         """All rows as record batches of up to 65,536 rows, in bounded memory."""
         return self._batches(self._reading())
 
-    def to_pandas(self, **options: Any) -> Any:
-        """All rows as a pandas DataFrame; options are those of `pyarrow.Table.to_pandas`."""
-        return self.to_arrow().to_pandas(**options)
+    def to_pandas(self, *, times: bool = False, **options: Any) -> Any:
+        """All rows as a pandas DataFrame; options are those of `pyarrow.Table.to_pandas`.
+
+        `times`: of a raw scan, `__time` as timestamps and not as the integers that it is.
+        """
+        rows = self.to_arrow()
+        return (with_times(rows) if times else rows).to_pandas(**options)
 
     def to_polars(self) -> Any:
         """All rows as a Polars DataFrame."""

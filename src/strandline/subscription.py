@@ -16,11 +16,11 @@ from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
-from strandline.parts.schema import TIME
+from strandline.parts.schema import TIME, with_times
 from strandline.parts.sort import sort_stream, sort_table
 from strandline.reading import Reading, Want
 from strandline.shard.missing import state_without
-from strandline.times import Progress, parse_as_of
+from strandline.times import Progress, parse_as_of, told
 from strandline.txn.changes import Span, Spans, look, too_old
 from strandline.txn.holds import Place, hold_place
 from strandline.txn.view import View, view_of
@@ -75,6 +75,13 @@ class Change:
     complete: bool = True
     """False: more follows of the time of the last rows, in the next change. `progress` stays where
     it was, so that a restart from there begins that time anew."""
+
+    def to_pandas(self, *, times: bool = False, **options: Any) -> Any:
+        """The rows as a pandas DataFrame; options are those of `pyarrow.Table.to_pandas`.
+
+        `times`: with `__time` as timestamps, and not as the integers that it is.
+        """
+        return (with_times(self.rows) if times else self.rows).to_pandas(**options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +305,9 @@ class Course(Generic[C]):
                 latest = min(latest, self._until)
             return _Start(latest, snapshot=start == "snapshot", moving=True)
         if start > max(latest, store.env.now_micros()):
-            raise AsOfInFuture(f"start {start} lies in the future; the latest time is {latest}")
+            raise AsOfInFuture(
+                f"start {told(start)} lies in the future; the latest time is {told(latest)}"
+            )
         # Before there was a table, nothing happened to it.
         created = min(version.created for version in versions)
         return _Start(max(start, created - 1), snapshot=False, moving=False)

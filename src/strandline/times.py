@@ -16,6 +16,7 @@ __all__ = [
     "datetime_of",
     "micros_of",
     "parse_as_of",
+    "told",
 ]
 
 TIME_MAX = (1 << 63) - 2
@@ -28,8 +29,9 @@ _MICROSECOND = timedelta(microseconds=1)
 _MICROS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _FORMS = (
     'a datetime with a time zone, an ISO string with one ("2026-11-20T10:00:00Z"), '
-    "strandline.Micros(n) (microseconds since 1970-01-01 UTC), or a Commit"
+    "strandline.Micros(n) (microseconds since 1970-01-01 UTC), or a Commit, or its id"
 )
+_COMMIT = re.compile(r"c[0-9a-f]{16}")
 _PROGRESS = re.compile(r"p[0-9a-f]{16}")
 _NOTHING = "snapshot"
 
@@ -71,7 +73,7 @@ class Commit:
 
     @property
     def id(self) -> str:
-        """The letter c and 16 hex digits of the time."""
+        """The letter c and 16 hex digits of the time; `as_of` takes it as it takes the commit."""
         return f"c{self.micros:016x}"
 
     @property
@@ -118,6 +120,20 @@ def datetime_of(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+def told(micros: int) -> str:
+    """A time as messages tell it, exact, and as `as_of` takes it.
+
+    >>> told(1_763_632_800_000_001), told(-1)
+    ('2025-11-20T10:00:00.000001Z', 'the beginning')
+    """
+    if micros < 0:
+        return "the beginning"
+    try:
+        return datetime_of(micros).isoformat().replace("+00:00", "Z")
+    except OverflowError:  # after the year 9999
+        return f"Micros({micros})"
+
+
 def micros_of(moment: datetime) -> int:
     """Microseconds since 1970-01-01 UTC of a datetime with a time zone. Exact, rounded down."""
     return (moment - _EPOCH) // _MICROSECOND
@@ -146,6 +162,8 @@ def _of_datetime(value: datetime) -> int:
 def _of_text(value: str) -> int:
     if value.startswith("tag:"):
         raise UsageError(f"as_of={value!r}: there are no tags yet; as_of takes {_FORMS}")
+    if _COMMIT.fullmatch(value) and (micros := int(value[1:], 16)) <= _MICROS_MAX:
+        return micros
     try:
         parsed = datetime.fromisoformat(value)
     except ValueError:

@@ -40,7 +40,7 @@ from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVers
 from strandline.state.plan import united
 from strandline.state.tokens import token_of
 from strandline.table import Table
-from strandline.times import Commit
+from strandline.times import Commit, told
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.txn.view import View, view_at
@@ -273,7 +273,8 @@ class Transaction:
         versions = {version.table: version for version in self.tables()}
         for write in writes:
             if write.table not in versions:
-                raise UnknownTable(f"the table {write.table} was dropped; nothing was merged")
+                called = store.txns.called(self._state, write.table)
+                raise UnknownTable(f"{called} was dropped; nothing was merged")
         known = {each for other in self._merged for each in other.ids}
         if known & set(staged.ids):
             raise UsageError("what was staged is merged into this transaction already; merge once")
@@ -594,7 +595,7 @@ class TransactionTable:
         return self._table.overwrite(data, where, **options).rows or 0
 
     def __repr__(self) -> str:
-        return f"{self._table!r} in a transaction at {self._transaction.read_time}"
+        return f"{self._table!r} in a transaction at {told(self._transaction.read_time)}"
 
 
 def transact(

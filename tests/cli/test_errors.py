@@ -4,9 +4,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from strandline.cli import app
 from strandline.errors import LocationError
 from strandline.location.files import FileBlob
 from tests.cli.helpers import Run
@@ -72,6 +75,43 @@ def test_without_a_database_the_message_says_how_to_name_one(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "STRANDLINE_URL" in run("--url", "", "tables", status=2).error
+
+
+def test_the_database_may_be_named_before_the_command_or_after_it(lake: Run) -> None:
+    for line in (
+        ("--url", "lake", "tables"),
+        ("tables", "--url", "lake"),
+        ("--url", "lake", "tables", "--url", "lake"),
+    ):
+        assert [row["table"] for row in lake(*line, "-o", "json").json] == ["readings"]
+    # The environment says `lake`; the command line counts, wherever it says otherwise.
+    for line in (("--url", "nosuch", "tables"), ("tables", "--url", "nosuch")):
+        assert "nosuch" in lake(*line, status=2).error
+    assert "STRANDLINE_URL" in lake("tables", "--url", "", status=2).error
+
+
+def test_two_databases_at_once_are_refused(lake: Run, tmp_path: Path) -> None:
+    for line in (
+        ("--url", "lake", "tables", "--url", "other"),
+        ("--url", "lake", "init", "other"),
+        ("init", "other", "--url", "lake"),
+        ("--url", "lake", "get", "--url", "other", "readings", "7"),
+    ):
+        error = lake(*line, status=2).error
+        assert "lake" in error
+        assert "other" in error
+    assert not (tmp_path / "other").exists()
+    assert lake("init", "other", "--url", "other", "-o", "json").json[0]["name"] == "other"
+
+
+def test_every_command_about_a_database_takes_its_url() -> None:
+    program: Any = get_command(app)
+    without = {
+        name
+        for name, command in program.commands.items()
+        if "url" not in {parameter.name for parameter in command.params}
+    }
+    assert without == {"demo"}
 
 
 def test_damage_ends_with_status_1(lake: Run, tmp_path: Path) -> None:

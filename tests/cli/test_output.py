@@ -206,6 +206,21 @@ def test_a_read_as_of_an_earlier_time_sees_what_was_there(lake: Run) -> None:
     assert lake("get", "readings", "7", "-o", "json").json == []
     assert len(lake("get", "readings", "7", "--as-of", before, "-o", "json").json) == 2
     assert lake("get", "readings", "7", "--as-of", commit["time"], "-o", "json").json == []
+    ids = [row["commit"] for row in lake("history", "readings", "-o", "json").json]
+    found = [lake("get", "readings", "7", "--as-of", each, "-o", "json").json for each in ids[:2]]
+    assert [len(rows) for rows in found] == [0, 2]
+    query = "select count(*) as n from readings where sensor = 7"
+    assert lake("sql", query, "--as-of", ids[1], "-o", "json").json == [{"n": 2}]
+
+
+def test_the_time_of_a_change_is_exact_for_programs_and_a_time_for_people(lake: Run) -> None:
+    (commit,) = lake("ingest", "readings", "readings.csv", "-o", "json").json
+    line = ("subscribe", "readings", "--start", "snapshot", "--timeout", "0.01")
+    exact = {row["__time"] for row in lake(*line, "-o", "json").json}
+    assert exact == {int(commit["commit"][1:], 16)}
+    shown = lake(*line).text
+    assert commit["time"] in shown
+    assert str(exact.pop()) not in shown
 
 
 def test_inspect_looks_into_a_part(lake: Run) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import UsageError
-from strandline.times import Commit, Micros, Progress, datetime_of, micros_of, parse_as_of
+from strandline.times import Commit, Micros, Progress, datetime_of, micros_of, parse_as_of, told
 
 MOMENT = datetime(2026, 11, 20, 10, 0, 0, 123_456, tzinfo=UTC)
 MICROS = 1_795_168_800_123_456
@@ -41,6 +41,8 @@ class NoOffset(tzinfo):
         "20261120T100000.123456Z",
         Micros(MICROS),
         Commit(MICROS, 3, ("t",)),
+        Commit(MICROS).id,
+        told(MICROS),
     ],
     ids=repr,
 )
@@ -67,7 +69,9 @@ def test_every_accepted_form_names_the_same_moment(value: object) -> None:
         "now",
         "",
         str(MICROS),
-        "c0006610c0f3e2640",
+        "c0006610",
+        "C0006610C0F3E2640",
+        "c8000000000000000",
         "10:00Z",
         timedelta(days=1),
         [MOMENT],

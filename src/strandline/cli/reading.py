@@ -26,7 +26,9 @@ TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's nam
 AsOf = Annotated[
     str | None,
     typer.Option(
-        "--as-of", metavar="TIME", help="Read as of a time, such as 2026-11-20T10:00:00Z."
+        "--as-of",
+        metavar="TIME",
+        help="Read as of a time, such as 2026-11-20T10:00:00Z, or of a commit, by its id.",
     ),
 ]
 Columns = Annotated[

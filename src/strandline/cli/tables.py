@@ -16,6 +16,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+import strandline as sl
+
 __all__ = ["ROWS_SHOWN", "fitted", "readable_bytes", "show"]
 
 ROWS_SHOWN = 100
@@ -153,9 +155,11 @@ def _cell(name: str, value: Any, *, data: bool) -> str:
     return _worded(name, value, data=data).expandtabs()
 
 
-def _worded(name: str, value: Any, *, data: bool) -> str:
+def _worded(name: str, value: Any, *, data: bool) -> str:  # noqa: PLR0911  one line per kind
     if value is None:
         return "null" if data else ""
+    if name == "__time" and isinstance(value, int):
+        return sl.Micros(value).time.isoformat().replace("+00:00", "Z")
     if data or isinstance(value, str):
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if name == "bytes":

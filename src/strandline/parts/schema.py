@@ -26,6 +26,7 @@ __all__ = [
     "new_schema",
     "normal_type",
     "validate_table_name",
+    "with_times",
 ]
 
 COLUMN_ID = b"strandline.column"
@@ -162,6 +163,14 @@ def validate_table_name(name: str) -> None:
     _validate_text(name, "table")
     if name in {".", ".."} or "/" in name or "\\" in name:
         raise UsageError(f"{name!r} is no name for a table: leave out slashes and lone dots")
+
+
+def with_times(rows: pa.Table) -> pa.Table:
+    """The rows for people: `__time`, if there is one, as a timestamp in UTC; as exact."""
+    if TIME not in rows.column_names:
+        return rows
+    at = rows.column_names.index(TIME)
+    return rows.set_column(at, TIME, rows.column(at).cast(pa.timestamp("us", "UTC")))
 
 
 def _validate_text(name: str, what: str) -> None:

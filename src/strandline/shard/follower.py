@@ -131,7 +131,7 @@ class Follower:
                     self._upkeep.reopened(opened)
                     self.newest = opened.state
                     return opened.state
-            deadline.check(f"opening shard {self.log.shard}", may_have_happened=False)
+            deadline.check(f"opening {self.log.title()}", may_have_happened=False)
 
     # --- pages
 
@@ -151,7 +151,7 @@ class Follower:
                     raise lost from missing  # as below
                 if given is not None:
                     raise StateRetired(
-                        f"the state of shard {self.log.shard} at {given.seqno} is not kept any "
+                        f"the state of {self.log.title()} at {given.seqno} is not kept any "
                         "more; read again, as of the same time if it has to be",
                         may_have_happened=False,
                     ) from missing

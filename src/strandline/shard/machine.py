@@ -84,6 +84,7 @@ class Machine:
         settings: Settings,
         *,
         decide: Decide = decide,
+        title: Callable[[], str] | None = None,
     ) -> None:
         self.shard = shard
         self.session = session
@@ -94,7 +95,7 @@ class Machine:
         self._decide = decide
         self._process = env.process_id()
         self._upkeep = Upkeep(settings, session)
-        self._follower = Follower(Log(location, shard, env), env, self._upkeep)
+        self._follower = Follower(Log(location, shard, env, title), env, self._upkeep)
         self._closed = False
         self._fenced = ""
         self._registered = False
@@ -460,7 +461,7 @@ class Machine:
         longest = min(deadline.remaining(), threading.TIMEOUT_MAX)
         if not self._turn.acquire(timeout=longest):
             raise DeadlineExceeded(
-                f"earlier commands on shard {self.shard} did not end in time, and this one was "
+                f"earlier commands on {self._title()} did not end in time, and this one was "
                 "not begun; pass a larger timeout= to wait longer",
                 may_have_happened=False,
             )
@@ -514,7 +515,7 @@ class Machine:
             fresh = False
             losses += 1
             self._crowded = True
-            deadline.check(f"a command on shard {self.shard}", may_have_happened=False)
+            deadline.check(f"a command on {self._title()}", may_have_happened=False)
             if losses > _LOSSES_WITHOUT_SLEEP:
                 self._env.sleep(min(next(delays), 0.05))
 
@@ -675,9 +676,12 @@ class Machine:
                 raise self._undecided()
             self._env.sleep(next(delays))
 
+    def _title(self) -> str:
+        return self._follower.log.title()
+
     def _undecided(self) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"whether a command on shard {self.shard} happened could not be found out in time; "
+            f"whether a command on {self._title()} happened could not be found out in time; "
             "it is settled before the next command of this handle",
             may_have_happened=True,
         )
@@ -707,7 +711,7 @@ class Machine:
     def _shared(self, how: str) -> Fenced:
         """Ends this machine for good: another process writes under its session, too."""
         self._fenced = (
-            f"session {self.session} of shard {self.shard} is used by another process too, a copy "
+            f"session {self.session} of {self._title()} is used by another process too, a copy "
             f"of this one ({how}); open the database again"
         )
         return Fenced(self._fenced)
@@ -735,7 +739,7 @@ class Machine:
         else:
             why = str(self._shared("it wrote more records since"))
         raise LocationError(
-            f"whether a command on shard {self.shard} happened cannot be known: the log was "
+            f"whether a command on {self._title()} happened cannot be known: the log was "
             f"truncated past its record {record.seqno} and {why}; look at the data before you "
             "repeat it, or use a token next time",
             may_have_happened=True,
@@ -748,8 +752,9 @@ class Machine:
             happened = self._settle(attempt, deadline)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
-                f"an earlier command of this handle ({name}) could not be settled in time; the "
-                "one that waits for it was not begun",
+                f"an earlier command of this handle (record {attempt.record.seqno} of "
+                f"{self._title()}) could not be settled in time; the one that waits for it was not "
+                "begun",
                 may_have_happened=False,
             ) from error
         except LocationError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -52,17 +52,21 @@ def replay_cost(records: Sequence[LogRecord], size: int) -> int:
 class Log:
     """One shard's log, read with patience."""
 
-    def __init__(self, location: Location, shard: str, env: Env) -> None:
+    def __init__(
+        self, location: Location, shard: str, env: Env, title: Callable[[], str] | None = None
+    ) -> None:
         self.location = location
         self.shard = shard
         self.env = env
+        self.title = title or (lambda: f"shard {shard}")
+        """What messages call the shard: where it is a table's, by the name that people know."""
 
     def head(self, deadline: Deadline) -> Record | None:
         """The newest record."""
         return reading(
             self.env,
             deadline,
-            f"reading the head of the log of shard {self.shard}",
+            f"reading the head of the log of {self.title()}",
             lambda timeout: self.location.consensus.head(self.shard, timeout=timeout),
         )
 
@@ -71,7 +75,7 @@ class Log:
         return reading(
             self.env,
             deadline,
-            f"reading the log of shard {self.shard} from record {seqno}",
+            f"reading the log of {self.title()} from record {seqno}",
             lambda timeout: list(
                 self.location.consensus.scan(self.shard, seqno, limit, timeout=timeout)
             ),
@@ -105,7 +109,7 @@ def open_state(log: Log, deadline: Deadline, *, avoid: AbstractSet[str] = frozen
             if broken is not None and head.seqno == looked_at:
                 raise
             broken, looked_at = error, head.seqno
-            deadline.check(f"opening shard {log.shard}", may_have_happened=False)
+            deadline.check(f"opening {log.title()}", may_have_happened=False)
             continue
         if opened is not None and opened.state.seqno >= head.seqno:
             return opened
@@ -113,7 +117,7 @@ def open_state(log: Log, deadline: Deadline, *, avoid: AbstractSet[str] = frozen
         if head.seqno == seen:
             raise _missing(log.shard, start if opened is None else opened, head.seqno)
         seen = head.seqno
-        deadline.check(f"opening shard {log.shard}", may_have_happened=False)
+        deadline.check(f"opening {log.title()}", may_have_happened=False)
 
 
 def _missing(shard: str, reached: Opened, head: int) -> Corruption:

@@ -31,7 +31,7 @@ from strandline.state.commands import (
 from strandline.state.holding import ended_with
 from strandline.state.model import Batch, Diff, Entry, Holder, Key, Progress, TableVersion
 from strandline.state.pages import TOP
-from strandline.state.registering import check_tokens, current_table, register, time_of
+from strandline.state.registering import called, check_tokens, current_table, register, time_of
 from strandline.state.replay import State, replay
 from strandline.state.tokens import known_token, remember_token
 
@@ -172,23 +172,20 @@ def check_holders(
         held = epochs.get(table, 0)
         if held == now:
             continue
-        version = current_table(state, table)
-        name = table if version is None else version.name
+        name = called(state, table)
         who = "nobody" if holder is None or not now else f"worker {holder.worker!r}"
         if held:
             raise Fenced(
-                f"table {name!r} is no longer held by this lease (epoch {held}): {who} has it; "
+                f"{name} is no longer held by this lease (epoch {held}): {who} has it; "
                 "attach again to take it back"
             )
-        raise Held(
-            f"table {name!r} is held by {who}; write through that worker, or attach to take over"
-        )
+        raise Held(f"{name} is held by {who}; write through that worker, or attach to take over")
 
 
 def attach(state: State, command: Attach, author: Author) -> Changes:
     """The transition of `Attach`."""
     if current_table(state, command.table) is None:
-        raise UnknownTable(f"the table {command.table} was dropped; nobody can hold it")
+        raise UnknownTable(f"{called(state, command.table)} was dropped; nobody can hold it")
     before = state.holders.get((command.table,)) or Holder(0, "", "")
     holder = Holder(before.epoch + 1, author.session, command.worker, before.position)
     diffs = [Diff("holders", (command.table,), holder)]
@@ -218,13 +215,13 @@ def _check_write(state: State, write: Write, change: TableChange | None) -> None
             f"shard {write.table} is not registered; nothing was committed, register it first"
         )
     if table is None or (change is not None and change.dropped):
-        raise UnknownTable(f"the table {write.table} was dropped; nothing was written")
+        raise UnknownTable(f"{called(state, write.table)} was dropped; nothing was written")
 
 
 def _check_read(state: State, read: Read, touches: Touches) -> None:
     table = current_table(state, read.table)
     if table is None:
-        raise UnknownTable(f"the table {read.table} was dropped; nothing was written")
+        raise UnknownTable(f"{called(state, read.table)} was dropped; nothing was written")
     if not read.intervals:
         return
     progress = state.tidied.get((read.table,))
@@ -338,7 +335,9 @@ def forget_tables(state: State, command: ForgetTables, _: Author) -> Changes:
         if any(key not in gone for key, _ in state.tables.prefix((table,))):
             continue
         if next(iter(state.entries.prefix((table,))), None) is not None:
-            raise UsageError(f"table {table} has commits that are not applied; apply them first")
+            raise UsageError(
+                f"{called(state, table)} has commits that are not applied; apply them first"
+            )
         if state.tidied.get((table,)) is not None:
             diffs.append(Diff("tidied", (table,), None))
         if state.holders.get((table,)) is not None:

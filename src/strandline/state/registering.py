@@ -31,6 +31,7 @@ from strandline.state.replay import State
 from strandline.state.tokens import known_token
 
 __all__ = [
+    "called",
     "check_tokens",
     "compact_txns",
     "current_table",
@@ -54,6 +55,14 @@ def current_table(state: State, table: str) -> TableVersion | None:
     """The newest version of the table with that id if it was not dropped."""
     version = newest_version(state, table)
     return None if version is None or version.valid_until is not None else version
+
+
+def called(state: State, table: str) -> str:
+    """What messages call a table: by its newest name, also after it was dropped."""
+    version = newest_version(state, table)
+    if state.meta.origin == "commits":
+        return f"shard {table}"
+    return "this table" if version is None else f"table {version.name!r}"
 
 
 # --- in the txns shard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from strandline.env import Deadline, Env, retry_delays
@@ -39,7 +39,8 @@ class LoneStore(Store):
         self._shards: dict[str, Shard] = {}
         self._shards_lock = threading.Lock()
 
-    def _machine(self, shard: ShardId) -> Machine:
+    def _machine(self, shard: ShardId, title: Callable[[], str]) -> Machine:
+        # Whoever uses it by itself knows its shards by their ids, which they chose.
         # Who writes the record that makes a rollup due writes the rollup: nobody else is there.
         settings = replace(self.settings, background=False)
         return Machine(self.location, shard, new_session_id(self.env), self.env, settings)

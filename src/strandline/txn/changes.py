@@ -11,7 +11,9 @@ from strandline.shard.machine import Machine
 from strandline.state.changes import ChangeTask, entry_task, plan_changes, through_within
 from strandline.state.model import Interval, TableVersion
 from strandline.state.pages import TOP
+from strandline.state.registering import called
 from strandline.state.replay import State
+from strandline.times import told
 from strandline.txn.store import Store
 from strandline.txn.view import data_for
 
@@ -137,7 +139,8 @@ def _version(store: Store, state: State, table: str) -> TableVersion:
         lambda s: [version for _, version in s.tables.prefix((table,))], state=state
     )
     if not found:
-        raise UnknownTable(f"the table {table} does not exist any more: it was dropped")
+        which = called(state, table)
+        raise UnknownTable(f"{which} does not exist any more: it was dropped, and deleted")
     return found[-1]
 
 
@@ -161,7 +164,7 @@ def _last_applied(version: TableVersion, data: State, after: int) -> int:
 def too_old(name: str, after: int, since: int) -> AsOfTooOld:
     """The error of a subscription that comes too late."""
     return AsOfTooOld(
-        f"the changes of table {name!r} after {after} are not kept any more: the earliest time to "
-        f"start from is {since}; start from there, or with a new snapshot. A longer retention "
-        "property keeps more, and so does a subscription with a name"
+        f"the changes of table {name!r} after {told(after)} are not kept any more: the earliest "
+        f"time to start from is {told(since)}; start from there, or with a new snapshot. A longer "
+        "retention property keeps more, and so does a subscription with a name"
     )

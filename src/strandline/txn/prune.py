@@ -12,7 +12,7 @@ from strandline.state.commands import Retain
 from strandline.state.holding import RETENTION
 from strandline.state.model import TableVersion
 from strandline.state.replay import State
-from strandline.times import datetime_of
+from strandline.times import told
 from strandline.txn.apply import apply_table
 from strandline.txn.compaction import compact_table
 from strandline.txn.store import Store
@@ -53,8 +53,8 @@ def prune_tables(
     state = txns.refresh(timeout=deadline.remaining())
     if before > txns.latest(state):
         raise UsageError(
-            f"history before {_told(before)} cannot be given up: the latest time is "
-            f"{_told(txns.latest(state))}; pass that or an earlier one"
+            f"history before {told(before)} cannot be given up: the latest time is "
+            f"{told(txns.latest(state))}; pass that or an earlier one"
         )
     versions = txns.tables(state)
     if names is not None:
@@ -73,10 +73,6 @@ def prune_tables(
         )
         for version in versions
     ]
-
-
-def _told(time: int) -> str:
-    return datetime_of(time).isoformat() if time >= 0 else "none yet"
 
 
 def _let_go(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from strandline.env import Deadline, Env
@@ -72,7 +72,7 @@ class Store:
         self.env = env
         self.settings = settings
         self.reader = PartReader(location.blob, settings, env)
-        self.txns = Txns(self._machine(txns_shard), env, location)
+        self.txns = Txns(self._machine(txns_shard, lambda: "the database"), env, location)
         self.pulse = Pulse(env, settings)
         notebook = Notebook(env, location.url, settings.lease_seconds)
         self.lookout = Lookout(env, settings, notebook)
@@ -107,7 +107,8 @@ class Store:
             with self._lock:
                 machine = self._data.get(table)
                 if machine is None:
-                    machine = self._data[table] = self._machine(ShardId(table))
+                    machine = self._machine(ShardId(table), lambda: self.txns.title(table))
+                    self._data[table] = machine
         return machine
 
     def machines(self) -> list[Machine]:
@@ -207,6 +208,6 @@ class Store:
         self.location.blob.close()
         self.location.consensus.close()
 
-    def _machine(self, shard: ShardId) -> Machine:
+    def _machine(self, shard: ShardId, title: Callable[[], str]) -> Machine:
         session = new_session_id(self.env)
-        return Machine(self.location, shard, session, self.env, self.settings)
+        return Machine(self.location, shard, session, self.env, self.settings, title=title)

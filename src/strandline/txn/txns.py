@@ -29,7 +29,9 @@ from strandline.state.committing import check_holders
 from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
+from strandline.state.registering import called
 from strandline.state.replay import State
+from strandline.times import told
 from strandline.txn.clock import Clock
 from strandline.txn.grouping import CommitQueue, Note
 
@@ -106,8 +108,19 @@ class Txns:
             )
         if version is None:
             when = "does not exist any more: it was dropped" if as_of is None else "does not exist"
-            raise UnknownTable(f"the table {table} {when}{'' if as_of is None else f' at {as_of}'}")
+            at = "" if as_of is None else f" as of {told(as_of)}"
+            raise UnknownTable(f"{self.called(state, table)} {when}{at}")
         return version
+
+    def called(self, state: State, table: str) -> str:
+        """What messages call a table: by its newest name, also after it was dropped."""
+        return self.machine.run(lambda s: called(s, table), state=state)
+
+    def title(self, table: str) -> str:
+        """The same of a table that is in use, as far as is known without I/O."""
+        known = self._tables[1].values()
+        name = next((version.name for version in known if version.table == table), None)
+        return f"shard {table}" if name is None else f"table {name!r}"
 
     def overlay(
         self, state: State, table: str, physical_upper: int, as_of: int | None = None
@@ -275,7 +288,7 @@ def named(versions: Sequence[TableVersion], name: str, as_of: int | None = None)
             return version
     near = get_close_matches(name, [version.name for version in versions], 3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    when = "" if as_of is None else f" at {as_of}"
+    when = "" if as_of is None else f" as of {told(as_of)}"
     raise UnknownTable(f"there is no table {name!r}{when}{hint}")
 
 

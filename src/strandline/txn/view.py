@@ -12,6 +12,7 @@ from strandline.parts.schema import TableSchema
 from strandline.shard.machine import Machine
 from strandline.state.model import Entry, Interval, TableVersion
 from strandline.state.replay import State
+from strandline.times import told
 from strandline.txn.store import Store
 
 __all__ = ["View", "data_for", "view_at", "view_of", "views"]
@@ -99,7 +100,7 @@ def _settled(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State
         return state, as_of
     if as_of > store.env.now_micros():
         raise AsOfInFuture(
-            f"as_of {as_of} lies in the future; the latest time is {txns.latest(state)}"
+            f"as_of {told(as_of)} lies in the future; the latest time is {told(txns.latest(state))}"
         )
     # An idle database is asked for a time that passed without a commit.
     if not store.read_only:
@@ -107,8 +108,8 @@ def _settled(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State
         return txns.machine.state, as_of
     while as_of > txns.latest(state):
         deadline.check(
-            f"waiting for {as_of} (the latest time is {txns.latest(state)}, and a read-only handle "
-            "cannot move it)",
+            f"waiting for {told(as_of)} (the latest time is {told(txns.latest(state))}, and a "
+            "read-only handle cannot move it)",
             may_have_happened=False,
         )
         store.env.sleep(_POLL_SECONDS)
@@ -127,8 +128,8 @@ def view_at(
         raise AsOfTooOld(f"table {version.name!r} was deleted; nothing of it can be read any more")
     if as_of < since:
         raise AsOfTooOld(
-            f"as_of {as_of} is before {since}, the earliest time that table {version.name!r} still "
-            "keeps; a longer retention property keeps more"
+            f"as_of {told(as_of)} is before {told(since)}, the earliest time that table "
+            f"{version.name!r} still keeps; a longer retention property keeps more"
         )
     entries = store.txns.overlay(state, version.table, upper, as_of)
     return View(version, TableSchema.from_version(version), data, machine, entries, as_of)
@@ -150,8 +151,8 @@ def data_for(store: Store, state: State, version: TableVersion, deadline: Deadli
     store.check_committed(version.table, data, timeout=deadline.remaining())
     if not _beyond(data, tidied):
         raise Corruption(
-            f"shard {version.table} is at {data.meta.upper}, but commits through {tidied} were "
-            "tidied as applied: its log lost records",
+            f"the log of table {version.name!r} ends before {told(data.meta.upper or 0)}, but "
+            f"commits through {told(tidied)} were tidied as applied: it lost records",
             object=version.table,
         )
     return data
