@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
-from strandline.parts.plain import TRUE
+from strandline.parts.layouts import unwound, value_type
+from strandline.parts.plain import TRUE, int64s
 from strandline.parts.schema import TableSchema, normal_type
 
 __all__ = ["conform", "to_arrow"]
@@ -273,10 +275,7 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], ...], ...] = (
 
 def _check_types(given: pa.DataType, wanted: pa.DataType, where: str, *, inside: bool) -> None:
     """Raises `SchemaMismatch` where no value of one type can be one of the other."""
-    while types.is_dictionary(given) or types.is_run_end_encoded(given):
-        given = given.value_type
-    if isinstance(given, pa.BaseExtensionType):
-        given = given.storage_type
+    given = value_type(given)
     if given == wanted or types.is_null(given) or _check_nested(given, wanted, where):
         return
     plain = _plain(given, where)
@@ -354,11 +353,20 @@ def _check_structs(given: pa.DataType, wanted: pa.DataType, where: str) -> None:
 
 def _cast(column: Any, field: pa.Field, base: int) -> Any:
     """The column in the field's type; raises for the first value that would change."""
+    if not len(column):
+        return pa.nulls(0, field.type)
+    try:
+        column = unwound(column)
+    except pa.ArrowException as error:
+        raise SchemaMismatch(
+            f"column {field.name!r}, given as {column.type}, is not valid: {error}; make it anew, "
+            f"or cast it to {field.type}"
+        ) from error
     try:
         return _exact(column, field.type)
     except pa.ArrowException:
         # Of a slice Arrow casts also what is nested outside of it; a copy has nothing outside.
-        column = column.take(pa.array(range(len(column))))
+        column = column.take(int64s(np.arange(len(column))))
     try:
         return _exact(column, field.type)
     except pa.ArrowException as error:
@@ -377,8 +385,6 @@ def _shown(scalar: pa.Scalar) -> str:
 
 
 def _exact(column: Any, kind: pa.DataType) -> Any:
-    if types.is_dictionary(column.type) or types.is_run_end_encoded(column.type):
-        column = column.cast(column.type.value_type)
     if types.is_integer(column.type) and types.is_decimal(kind):
         # Arrow wants room for the integers' whole range, whatever the values are.
         column = column.cast(pa.decimal256(20 + kind.scale, kind.scale))
@@ -397,7 +403,7 @@ def _first_misfit(column: Any, kind: pa.DataType) -> int:
     while end - start > 1:
         middle = (start + end) // 2
         try:
-            _exact(column.take(pa.array(range(start, middle))), kind)
+            _exact(column.take(int64s(np.arange(start, middle))), kind)
             start = middle
         except pa.ArrowException:
             end = middle
