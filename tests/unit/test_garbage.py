@@ -145,6 +145,23 @@ def test_s13_what_died_after_the_seqno_of_a_hold_stays(shard: Shard) -> None:
     assert deleted(plan(shard)) == ["one", "two"]
 
 
+def test_a_hold_keeps_what_died_right_after_its_seqno_and_not_what_died_at_it() -> None:
+    shard = Shard()
+    shard.apply(3, (1, part(key("one"), b"a", b"b")), (2, part(key("two"), b"c", b"d")))
+    shard.do(OpenHold("reader", Hold(None, seqno=0, kind="reader"), leased=True))
+    first = merged(shard, "one", into="three")
+    second = merged(shard, "two", into="four")
+    assert second == first + 1
+    rolled_up(shard)
+    ripe(shard)
+    gone = {first - 1: [], first: ["one"], second: ["one", "two"]}
+    for at, names in gone.items():
+        shard.do(MoveHold("reader", 1, 0, at))
+        found = plan(shard)
+        assert deleted(found) == names
+        assert found.waiting == ({} if len(names) == 2 else {"hold": 2 - len(names)})
+
+
 def test_a_hold_without_a_seqno_keeps_history_and_no_objects(shard: Shard) -> None:
     shard.do(OpenHold("tag", Hold(None, kind="tag"), leased=False))
     rolled_up(shard)
