@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from strandline.env import Deadline
@@ -24,10 +25,11 @@ from strandline.state.codec import decode_rollup
 from strandline.state.commands import AdvanceUpper, Apply, Commit, Heartbeat, Tidy, Write
 from strandline.state.decide import Decision, decide
 from strandline.state.invariants import broken
-from strandline.state.model import Batch, Diff, Part, Rollup, Session
+from strandline.state.model import COLLECTIONS, Batch, Diff, Part, Rollup, Session
 from strandline.state.pages import Page, PagesNeeded
 from strandline.state.replay import State, replay
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
+from tests.unit.state_values import ITEMS
 
 EVERY = 8
 SMALL = Settings(
@@ -246,6 +248,33 @@ def test_pages_are_found_for_a_state_that_a_function_derives(place: Place) -> No
     found = fresh.run(derive)
     assert found is not None
     assert fresh.pages_read == 1
+
+
+@pytest.mark.parametrize("inline_bytes", [10**9, 0], ids=["inside", "in pages"])
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@given(items=st.fixed_dictionaries({name: ITEMS[name] for name in ITEMS if name != "rollups"}))
+def test_a_rollup_has_every_collection(inline_bytes: int, items: dict[str, Any]) -> None:
+    place = Place(Settings())
+    added = [Diff(name, key, value) for name, (key, value) in items.items()]
+
+    def adding(state: State, command: Any, author: Any) -> Decision:
+        decided = decide(state, command, author)
+        return Decision((*added, *decided.diffs), decided.result)
+
+    machine = place.machine(decide=adding)
+    machine.submit(Heartbeat())
+    added.clear()
+    with patch("strandline.shard.rollup.INLINE_BYTES_MAX", inline_bytes):
+        rolled_up(machine)
+        rolled_up(machine)  # which has the first one
+    newest = named(machine)
+    assert newest is not None
+    place.consensus.truncate(SHARD, newest.seqno + 1, timeout=1)
+    fresh = place.machine()
+    fresh.refresh()
+    wanted = everything(machine)
+    assert all(wanted[name] for name in COLLECTIONS)
+    assert everything(fresh) == wanted
 
 
 @settings(max_examples=60, deadline=None)
