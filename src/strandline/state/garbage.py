@@ -56,7 +56,8 @@ class VacuumPlan:
     keep: tuple[Rollup, ...]
     """All others, ascending."""
     truncate_before: int
-    """Records before this seqno are not needed any more, once their receipts exist."""
+    """Records before this seqno are not needed any more, once their receipts exist and what is to
+    be retired is."""
     receipts_through: int
     """Up to this seqno receipts have to exist, for the truncation and for what is dead."""
     receipts_from: int
