@@ -19,7 +19,15 @@ from strandline.errors import (
 from strandline.location.failures import Refused
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
-from strandline.state.commands import AdvanceUpper, CloseSession, Commit, CommitResult, Read, Write
+from strandline.state.commands import (
+    AdvanceUpper,
+    CloseSession,
+    Commit,
+    CommitGroup,
+    CommitResult,
+    Read,
+    Write,
+)
 from strandline.state.model import Batch
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 
@@ -307,9 +315,10 @@ def test_a_token_whose_result_is_no_longer_kept_leaves_it_unknown(
     assert caught.value.may_have_happened is True
 
 
+@pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("records", "token"), [(1, ("scope", 7)), (2, ("scope", 7)), (2, None)])
 def test_a_record_that_a_copy_of_the_process_counted_is_not_taken_for_ours(
-    place: Place, machine: Machine, records: int, token: tuple[str, int] | None
+    place: Place, machine: Machine, records: int, token: tuple[str, int] | None, *, grouped: bool
 ) -> None:
     copy, rival = place.machine(), place.machine()
     copy.adopt(machine.session)
@@ -317,15 +326,16 @@ def test_a_record_that_a_copy_of_the_process_counted_is_not_taken_for_ours(
     for _ in range(records):
         write(machine, b"theirs")
     _pass_by(place, rival)()
-    with pytest.raises(Fenced if token else LocationError, match="another process") as caught:
-        write(copy, b"ours", token=token)
-    assert token or caught.value.may_have_happened is True  # type: ignore[attr-defined]
-    with pytest.raises(Fenced, match="another process"):
-        write(copy, b"again")
+    ours = Commit(0, (Write(TABLE, Batch(inline=b"ours", rows=1)),), token=token)
+    for error in (Fenced if token else LocationError, Fenced):
+        with pytest.raises(error, match="another process") as caught:
+            copy.submit(CommitGroup((ours,)) if grouped else ours)
+        if error is LocationError:
+            assert caught.value.may_have_happened is True  # type: ignore[attr-defined]
     write(machine, b"theirs")
     found = place.machine().run(texts)
     assert found.count(b"theirs") == records + 1
-    assert not {b"ours", b"again"} & set(found)
+    assert b"ours" not in found
 
 
 # --- the deadline

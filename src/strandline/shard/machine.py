@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +32,8 @@ from strandline.state.author import has_ended
 from strandline.state.codec import LogRecord, encode_record, record_hash
 from strandline.state.commands import (
     Acknowledge,
+    Append,
+    AppendResult,
     CloseSession,
     Command,
     Commit,
@@ -830,16 +832,18 @@ def _fate(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
     SUBTLE: a session has one record of each number, and that is ours, if there is one. Unless a
     copy of this process writes under the same session: then more of them than were written here
     are another's, and what became of ours is not known; and one of that very number is taken for
-    ours, but for a token that was not committed.
+    ours, unless a token that it commits is not known.
     """
     record, command = attempt.record, attempt.command
     session = state.sessions.get((record.session,))
-    found = [_known(state, token) for token in _tokens_of(command)]
     if session is not None and session.count <= record.count:
-        copied = found == [False] and not isinstance(command, CommitGroup)
+        # A txns shard that is used by itself gives tokens up along with history.
+        kept = state.meta.origin != "commits"
+        copied = kept and any(_known(state, token) is False for token in _committed(attempt))
         return session.count == record.count and not copied, False
     if session is None and isinstance(command, CloseSession):
         return True, True  # what was asked for, whoever did it
+    found = [_known(state, token) for token in _tokens_of(command)]
     # What is asked then is whether the token is decided. If it is, deciding once more gives the
     # caller the token's own result (it may have been committed by another session), or refuses a
     # command that never happened.
@@ -854,17 +858,30 @@ def _rollup_at(session: str, seqno: int) -> str:
 
 def _entered(attempt: _Attempt) -> Iterator[str]:
     """The keys of the objects that a record entered, and what stands for those of a rollup."""
-    command, result = attempt.command, attempt.result
-    yield from objects_of(command)
+    yield from objects_of(attempt.command)
     for diff in attempt.record.diffs:
         if isinstance(diff.after, Rollup) and session_of(diff.after.key) == attempt.record.session:
             yield _rollup_at(attempt.record.session, diff.after.seqno)
-    commits = command.commits if isinstance(command, CommitGroup) else [command]
-    outcomes = result if isinstance(command, CommitGroup) else [result]
-    for member, outcome in zip(commits, outcomes, strict=True):
+    for member, outcome in _members(attempt):
         granted = isinstance(outcome, CommitResult) and not outcome.repeated
         if isinstance(member, Commit) and granted:
             yield from (part.key for write in member.writes for part in write.batch.parts)
+
+
+def _members(attempt: _Attempt) -> Iterable[tuple[Command, Any]]:
+    """The commands of a record, each with its result."""
+    command = attempt.command
+    if isinstance(command, CommitGroup):
+        return zip(command.commits, attempt.result, strict=True)
+    return [(command, attempt.result)]
+
+
+def _committed(attempt: _Attempt) -> Iterator[tuple[str, int]]:
+    """The tokens that a record makes known, if it lands."""
+    for member, outcome in _members(attempt):
+        granted = isinstance(outcome, CommitResult | AppendResult) and not outcome.repeated
+        if granted and isinstance(member, Commit | Append) and member.token is not None:
+            yield member.token
 
 
 def _tokens_of(command: Command) -> list[tuple[str, int] | None]:
