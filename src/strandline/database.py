@@ -429,9 +429,9 @@ class Database(Closing):
         Columns: table (null: of the database itself), use, kind, waits_for, objects, bytes. `use`
         is "live"; "history" (no read of the present needs it); "not applied" (committed, parts or
         rows inline); "dead" (`waits_for` says for what: "rollup", "hold", "delay", "receipt", or
-        "vacuum" if the next one deletes it); "state" (rollups, pages, receipts, the marker); "log"
-        (records kept, bytes are null); "unknown" (no state names it: under way, or left behind by
-        a process that died; "unfinished" what it was still writing).
+        "vacuum" if the next one deletes it); "state" (rollups, pages, receipts, milestones, the
+        marker); "log" (records kept, bytes are null); "unknown" (no state names it: under way, or
+        left behind by a process that died; "unfinished" what it was still writing).
         """
         return usage(self._handle, self._handle.deadline(timeout))
 
@@ -480,6 +480,18 @@ class Database(Closing):
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
         return Micros(max(0, store.txns.confirm_clock(timeout=deadline.remaining())))
+
+    def confirm_restore(self, *, timeout: float | None = None) -> int:
+        """Goes on from a log that is older than it was, and gives up what was committed after it.
+
+        Writes to a database whose log is a copy of an earlier day, or lost its end, are refused
+        (`Corruption`) as far as that can be known. Restoring the newest log loses nothing; where
+        there is none, this lets others write again. Returns how many records of the log are given
+        up, at least: 0 if it is the newest that anything is known of. It cannot be undone.
+        """
+        store, deadline = self._handle.store, self._handle.deadline(timeout)
+        store.check_writable()
+        return store.milestones.confirm(deadline)
 
     # --- sessions
 

@@ -8,6 +8,8 @@ database. An object's key is its path in Blob::
     w1f…/s03…/page/g27….page
     w1f…/s03…/rollup/00000000000000000128-r5c….rollup
     strandline.json                   the marker that makes a place a database
+    milestone/s03…/00000000000000000128-7a….milestone
+                                      how far the log of a shard had come
 
 The session comes first, so that one listing finds all that a dead writer left.
 """
@@ -24,6 +26,7 @@ from strandline.errors import UsageError
 __all__ = [
     "MARKER_KEY",
     "DatabaseId",
+    "MilestoneKey",
     "ObjectKey",
     "PageId",
     "PartId",
@@ -154,3 +157,37 @@ class ObjectKey:
             parse_id(name, prefix),
             seqno,
         )
+
+
+_MILESTONE = re.compile(r"^milestone/([^/]+)/(\d{20})-([0-9a-f]{16})\.milestone$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MilestoneKey:
+    """Where it is said that the log of a shard had come to a record; as `ObjectKey`."""
+
+    shard: ShardId
+    seqno: int
+    record: str
+    """The first 16 hex digits of the record's hash: another history has others in its place."""
+
+    def __str__(self) -> str:
+        return f"{self.after(self.shard, self.seqno - 1)}-{self.record}.milestone"
+
+    @classmethod
+    def parse(cls, text: str) -> MilestoneKey:
+        """The inverse of `str`; `UsageError` for anything that is not a milestone's key."""
+        found = _MILESTONE.match(text)
+        if found is None:
+            raise UsageError(f"{text!r} is not the key of a milestone")
+        return cls(ShardId(parse_id(found[1], "s")), int(found[2]), found[3])
+
+    @staticmethod
+    def prefix(shard: ShardId) -> str:
+        """With what the keys of a shard's milestones begin."""
+        return f"milestone/{shard}/"
+
+    @classmethod
+    def after(cls, shard: ShardId, seqno: int) -> str:
+        """What is before the keys of a shard's milestones after that one, and after all others."""
+        return f"{cls.prefix(shard)}{seqno + 1:0{_SEQNO_DIGITS}d}"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import Corruption, UsageError
 from strandline.handle import Handle
-from strandline.ids import MARKER_KEY, ObjectKey
+from strandline.ids import MARKER_KEY, MilestoneKey, ObjectKey
 from strandline.location import BlobMissing
 from strandline.shard.machine import Machine
 from strandline.state.codec import decode_rollup
@@ -114,6 +114,8 @@ def usage(handle: Handle, deadline: Deadline) -> pa.Table:
     for info in listed:
         if info.key == MARKER_KEY:
             tally.add(info.key, info.size, (None, "state", "marker", None))
+        elif _is_milestone(info.key):
+            tally.add(info.key, info.size, (None, "state", "milestone", None))
         elif "/" in info.key:  # the log of a directory lies beside its objects
             kind, table_name = "other", None
             with suppress(UsageError):
@@ -208,6 +210,14 @@ def _add_shard(tally: _Tally, name: str | None, machine: Machine, state: State, 
     first = log.scan(machine.shard, 1, 1, timeout=deadline.remaining())
     records = max(0, state.seqno - first[0].seqno + 1) if first else 0
     tally.count((name, "log", "record", None), records)
+
+
+def _is_milestone(key: str) -> bool:
+    try:
+        MilestoneKey.parse(key)
+    except UsageError:
+        return False
+    return True
 
 
 def _kind(key: str) -> str:

@@ -21,6 +21,7 @@ DESTRUCTIVE = [
     "drop readings",
     "drop nosuch --missing-ok",
     "prune --before 2020-01-01T00:00:00Z",
+    "confirm-restore",
     "sessions --force-ack w0123456789abcdef",
     "sessions --force-ack-worker worker-1",
 ]

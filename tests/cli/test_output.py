@@ -42,6 +42,7 @@ COMMANDS = [
     "compact",
     "compact --dry-run --strategy full",
     "confirm-clock",
+    "confirm-restore --yes",
     "vacuum",
     "vacuum readings --dry-run",
     "prune --before 2020-01-01T00:00:00Z --yes",

@@ -19,12 +19,13 @@ from strandline.cli.app import (
     command,
     confirm,
     open_database,
+    url_of,
 )
 from strandline.cli.loading import spark_session
 from strandline.cli.output import Form, Output, emit, note
 from strandline.cli.progress import bar
 
-__all__ = ["compact", "prune", "reported", "vacuum"]
+__all__ = ["compact", "confirm_restore", "prune", "reported", "vacuum"]
 
 PANEL = "Upkeep"
 
@@ -54,6 +55,7 @@ VACUUMED = pa.schema(
         ("left", pa.int64()),
     ]
 )
+GIVEN_UP = pa.schema([("records_given_up", pa.int64())])
 PRUNED = pa.schema(
     [
         ("table", pa.string()),
@@ -219,6 +221,22 @@ def prune(
     ]
     emit(pa.Table.from_pylist(rows, schema=PRUNED), output, whole=True)
     return _completed(rows)
+
+
+@command("confirm-restore", example="strandline confirm-restore --yes", panel=PANEL)
+def confirm_restore(ctx: typer.Context, yes: Yes = False, output: Output = Form.TABLE) -> None:
+    """Go on from a log that is older than it was: where a copy was put back, or its end was lost.
+
+    Until then nobody can write. What was committed after it is given up, and cannot be had back;
+    put the newest log back instead, if there is one. Tells how many records are given up, at least.
+    """
+    confirm(
+        f"Go on from the log of {url_of(ctx)} as it is, and give up what was committed after it?",
+        yes=yes,
+    )
+    with open_database(ctx, write=True) as db:
+        records = db.confirm_restore()
+    emit(pa.Table.from_pylist([{"records_given_up": records}], schema=GIVEN_UP), output)
 
 
 def _completed(rows: Iterable[Mapping[str, Any]]) -> int:

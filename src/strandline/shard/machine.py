@@ -87,7 +87,9 @@ class Machine:
         *,
         decide: Decide = decide,
         title: Callable[[], str] | None = None,
+        before_write: Callable[[Deadline], None] | None = None,
     ) -> None:
+        """`before_write` is called before each command, and what it raises refuses that."""
         self.shard = shard
         self.session = session
         """Who writes here now. A session that others ended is followed by a new one."""
@@ -95,6 +97,7 @@ class Machine:
         self._env = env
         self._settings = settings
         self._decide = decide
+        self._before_write = before_write
         self._process = env.process_id()
         self._upkeep = Upkeep(settings, session)
         self._follower = Follower(Log(location, shard, env, title), env, self._upkeep)
@@ -192,6 +195,8 @@ class Machine:
             )
         if self._closed:
             raise UsageError("this handle is closed; open the database again")
+        if self._before_write is not None:
+            self._before_write(deadline)
         try:
             result = self._submit(command, note, deadline)
         except StrandlineError:

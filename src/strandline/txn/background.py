@@ -83,6 +83,7 @@ class Background:
             _log.warning("work after a commit failed and is left for later: %s", error)
 
     def _after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
+        self._store.milestones.passed(timeout=timeout)
         settings = self._store.settings
         due = []
         written = list(written)

@@ -28,6 +28,7 @@ from strandline.shard.notebook import Notebook
 from strandline.state.model import Meta, TableVersion
 from strandline.state.registering import current_table
 from strandline.state.replay import State
+from strandline.txn.milestones import Milestones
 from strandline.txn.txns import Txns
 
 __all__ = ["Store", "Upkeep"]
@@ -73,6 +74,9 @@ class Store:
         self.settings = settings
         self.reader = PartReader(location.blob, settings, env)
         self.txns = Txns(self._machine(txns_shard, lambda: "the database"), env, location)
+        self.milestones = Milestones(
+            location, self.txns.machine, env, settings.rollup_every_records
+        )
         self.pulse = Pulse(env, settings)
         notebook = Notebook(env, location.url, settings.lease_seconds)
         self.lookout = Lookout(env, settings, notebook)
@@ -210,4 +214,15 @@ class Store:
 
     def _machine(self, shard: ShardId, title: Callable[[], str]) -> Machine:
         session = new_session_id(self.env)
-        return Machine(self.location, shard, session, self.env, self.settings, title=title)
+        return Machine(
+            self.location,
+            shard,
+            session,
+            self.env,
+            self.settings,
+            title=title,
+            before_write=self._check_log,
+        )
+
+    def _check_log(self, deadline: Deadline) -> None:
+        self.milestones.check(deadline)

@@ -67,6 +67,9 @@ def vacuum_database(
     `progress` is told the table, objects deleted, and objects to be deleted in all.
     """
     txns = store.txns
+    if not dry_run:
+        # What an older log does not know of, the newest may need.
+        store.milestones.check(deadline)
     state = txns.refresh(timeout=deadline.remaining())
     newest = txns.machine.run(_newest_versions)
     if names is not None:
@@ -82,6 +85,7 @@ def vacuum_database(
     if names is None:
         if not dry_run:
             _forget(store, deadline)
+            store.milestones.thin_out(deadline)
         delay = duration_micros(PROPERTIES["deletion_delay"].default)
         shard = _vacuum(
             store,
