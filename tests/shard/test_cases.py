@@ -249,6 +249,24 @@ def test_since_is_the_least_of_the_readers(location: Location, pair: Pair) -> No
     other_write.close()
 
 
+def test_since_follows_its_holds_however_upper_moves(location: Location, pair: Pair) -> None:
+    """It stays below upper, and goes on to where its holds are as soon as upper does."""
+    write, read = pair
+    other_write, other = opened(location)
+    write.advance_upper(50)
+    other.downgrade_since(None)
+    assert read.downgrade_since(100) == 100
+    assert since(pair) == 49
+    write.advance_upper(80)
+    assert since(pair) == 79
+    write.compare_and_append(None, 80, 90)
+    assert since(pair) == 89
+    write.advance_upper(1_000)
+    assert since(pair) == 100
+    other.close()
+    other_write.close()
+
+
 def since(pair: Pair) -> int | None:
     return pair[0]._shard.machine.refresh().meta.since
 

@@ -139,7 +139,10 @@ def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes:
         return [], meta.upper
     if meta.owner or meta.origin == "commits":
         _check_direct(meta)
-    return [Diff("meta", (), replace(meta, upper=command.upper))], command.upper
+    after = replace(meta, upper=command.upper)
+    if meta.origin != "txns":  # of a table only a compaction gives up history
+        after = replace(after, since=since_of(after, [hold for _, hold in state.holds.range()]))
+    return [Diff("meta", (), after)], command.upper
 
 
 def append(state: State, command: Append, author: Author) -> Changes:
