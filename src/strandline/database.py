@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.closing import Closing
 from strandline.ddl import name_of, new_table
-from strandline.env import Deadline, retry_delays
+from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.handle import Handle
 from strandline.history import history
@@ -42,9 +42,6 @@ from strandline.writing import WriteOptions, build, commit_writes
 __all__ = ["Database"]
 
 A = TypeVar("A")
-
-_LONG_SECONDS = 86_400.0
-"""Deadline of upkeep that is given none."""
 
 
 class Database(Closing):
@@ -337,7 +334,7 @@ class Database(Closing):
             force=force,
             engine=engine,
             progress=progress,
-            deadline=self._handle.deadline(_LONG_SECONDS if timeout is None else timeout),
+            deadline=self._handle.deadline(LONG_SECONDS if timeout is None else timeout),
         )
 
     def plan_compaction(
@@ -377,7 +374,7 @@ class Database(Closing):
         store = self._handle.store
         if not dry_run:
             store.check_writable()
-        deadline = self._handle.deadline(_LONG_SECONDS if timeout is None else timeout)
+        deadline = self._handle.deadline(LONG_SECONDS if timeout is None else timeout)
         return vacuum_database(store, names, dry_run=dry_run, deadline=deadline, progress=progress)
 
     def prune(
@@ -398,7 +395,7 @@ class Database(Closing):
         names = [table] if isinstance(table, str) else table
         store = self._handle.store
         store.check_writable()
-        deadline = self._handle.deadline(_LONG_SECONDS if timeout is None else timeout)
+        deadline = self._handle.deadline(LONG_SECONDS if timeout is None else timeout)
         moment = parse_as_of(before)
         return prune_tables(store, names, moment, deadline=deadline, progress=progress)
 
@@ -412,7 +409,7 @@ class Database(Closing):
         fills them. No data is rewritten. `timeout` (seconds) defaults to a day.
         """
         names = [table] if isinstance(table, str) else table
-        limit = _LONG_SECONDS if timeout is None else timeout
+        limit = LONG_SECONDS if timeout is None else timeout
         return split(self._handle, names, self._handle.deadline(limit))
 
     def status(self, *, timeout: float | None = None) -> pa.Table:

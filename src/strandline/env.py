@@ -22,10 +22,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 from strandline.errors import DeadlineExceeded, UsageError
 
-__all__ = ["Deadline", "Env", "RealEnv", "Worker", "retry_delays"]
+__all__ = ["LONG_SECONDS", "Deadline", "Env", "RealEnv", "Worker", "retry_delays"]
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+LONG_SECONDS = 86_400.0
+"""Deadline of upkeep that is given none: how much there is to do, nobody knows beforehand."""
 
 _LONGEST_SECONDS = 1e9
 """Thirty years: what is asked to wait for longer waits so long. Clocks and locks take no more."""

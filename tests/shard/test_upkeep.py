@@ -1,16 +1,18 @@
 """Compaction and vacuum of shards: what stays, what goes, and when."""
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strandline as sl
 import strandline.shard
-from strandline.errors import UsageError
+from strandline.errors import DeadlineExceeded, UsageError
 from strandline.location import Location
 from strandline.shard import compact, vacuum_shard
-from tests.shard.helpers import QUIET, SHARD, Pair, listed, opened, rows, updates
+from tests.shard.helpers import QUIET, SHARD, Meddling, Pair, listed, opened, rows, updates
 
 
 def part_keys(location: Location) -> list[str]:
@@ -106,6 +108,48 @@ def test_what_cannot_be_merged_does_not_keep_the_rest_from_it(
         write.compact("full")
     assert compact(location, SHARD, settings=QUIET).parts_after == 1
     assert rows(location, read, 2) == {"a": 3}
+
+
+class Slow:
+    """A Blob to which each object takes more than a minute."""
+
+    def __init__(self, inner: Any, env: Meddling) -> None:
+        self._inner = inner
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def put(self, key: str, data: bytes, *, timeout: float) -> None:
+        self._env.slept += 70.0
+        assert timeout > 0
+        self._inner.put(key, data, timeout=timeout)
+
+    def upload(self, key: str, *, timeout: float) -> Any:
+        self._env.slept += 70.0
+        assert timeout > 0
+        return self._inner.upload(key, timeout=timeout)
+
+
+def test_a_compaction_has_the_time_that_its_jobs_take(location: Location, pair: Pair) -> None:
+    """All of its jobs had one minute, that of a small call; and so had a vacuum."""
+    write, read = pair
+    for time in range(30):
+        write.compare_and_append(updates((f"w{time}", time, 1)), time, time + 1)
+    env = Meddling()
+    slow = replace(location, blob=Slow(location.blob, env))
+    with pytest.raises(DeadlineExceeded, match="within 60 s"):
+        compact(slow, SHARD, strategy="basic", settings=QUIET, env=env, timeout=60)
+    write.compact("full")
+    for time in range(30, 60):
+        write.compare_and_append(updates((f"w{time}", time, 1)), time, time + 1)
+    done = compact(slow, SHARD, strategy="basic", settings=QUIET, env=env)
+    assert done.jobs > 1
+    assert done.discarded == 0
+    assert rows(location, read, 59) == {f"w{time}": 1 for time in range(60)}
+    read.fetch_upper()
+    read.downgrade_since(59)
+    assert vacuum_shard(slow, SHARD, delay_seconds=0, settings=QUIET, env=env).objects > 0
 
 
 def test_strategies_and_delays_are_checked(location: Location, pair: Pair) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.env import Deadline, Env
+from strandline.env import LONG_SECONDS, Deadline, Env
 from strandline.errors import UsageError
 from strandline.location import BlobMissing, Location
 from strandline.parts.consolidate import consolidated_stream
@@ -65,11 +65,12 @@ def compact(
 
     Safe beside anything else, itself included. Nothing that can be read from since on changes;
     what is given up is what no hold asks for. `strategy` "full" merges everything there is, the
-    others what makes reads cheaper by enough. Errors: as `open_shard`; UsageError where diffs of a
+    others what makes reads cheaper by enough. `timeout` (seconds) is for all of it, and defaults to
+    a day; what was merged until then stays so. Errors: as `open_shard`; UsageError where diffs of a
     row add up to more than 64 bits hold: what has such rows stays as it is, the rest is merged.
     """
     shard = Shard(location, shard_id, settings, env)
-    deadline = shard.deadline(timeout)
+    deadline = shard.deadline(timeout, LONG_SECONDS)
     try:
         shard.describe_from(deadline)
         return compact_shard(shard, strategy, deadline)
@@ -138,6 +139,7 @@ def _may_gain(reference: Reference, since: int) -> bool:
 
 def _run(shard: Shard, job: CompactionJob, deadline: Deadline) -> bool:
     """Whether the job's result is in the shard: not if another replaced one of its inputs."""
+    deadline.check(f"compacting shard {shard.id}", may_have_happened=True)
     machine = shard.machine
     with shard.pulse.holding(machine):
         try:

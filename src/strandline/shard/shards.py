@@ -177,9 +177,10 @@ class Shard:
 
     # --- what handles need
 
-    def deadline(self, timeout: float | None) -> Deadline:
+    def deadline(self, timeout: float | None, default: float | None = None) -> Deadline:
         """By when a call that was given `timeout=` has to be done. UsageError if it is no time."""
-        return Deadline.of(self.env, timeout, self.settings.timeout_seconds)
+        seconds = self.settings.timeout_seconds if default is None else default
+        return Deadline.of(self.env, timeout, seconds)
 
     def new_part_key(self, session: SessionId) -> str:
         """A key for a part that the session is about to write."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from strandline.env import Deadline, Env
+from strandline.env import LONG_SECONDS, Deadline, Env
 from strandline.errors import UsageError
 from strandline.location import Location
 from strandline.settings import Settings
@@ -39,15 +39,15 @@ def vacuum_shard(
     location's clock, and is held by no reader: one run notes what is dead, one after the delay
     deletes it. Readers without permission to write hold nothing, and have the delay to finish. Of
     a shard that is finished and that nobody reads any more, all parts go. What processes that died
-    left of objects that they did not finish goes as well, whichever shard it was for. Errors:
-    LocationError, Corruption; what was done until then stands.
+    left of objects that they did not finish goes as well, whichever shard it was for. `timeout`
+    (seconds) defaults to a day. Errors: LocationError, Corruption; what was done until then stands.
     """
     given: Any = delay_seconds
     good = isinstance(given, numbers.Real) and not isinstance(given, bool)
     if not good or not 0 <= given < _DELAY_SECONDS_MAX:  # NaN is neither
         raise UsageError(f"delay_seconds={given!r:.200}: pass the seconds to wait, 0 or more")
     shard = Shard(location, shard_id, settings, env)
-    deadline = shard.deadline(timeout)
+    deadline = shard.deadline(timeout, LONG_SECONDS)
     try:
         delay = int(delay_seconds * 1_000_000)
         if not dry_run:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.closing import Closing
-from strandline.env import Deadline
+from strandline.env import LONG_SECONDS, Deadline
 from strandline.errors import UsageError
 from strandline.parts.schema import TIME
 from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
@@ -185,7 +185,8 @@ class WriteHandle(Closing):
         self, strategy: Strategy = "size-ratio", *, timeout: float | None = None
     ) -> ShardCompaction:
         """Merges parts, and gives up history that nobody holds: see `strandline.shard.compact`."""
-        return compact_shard(self._shard, strategy, self._deadline(timeout))
+        self._check_open()
+        return compact_shard(self._shard, strategy, self._shard.deadline(timeout, LONG_SECONDS))
 
     # --- the end
 
