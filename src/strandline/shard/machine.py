@@ -254,6 +254,14 @@ class Machine:
         if session_of(key) == self.session:
             self._litter[key] = None
 
+    def dropped(self, key: str) -> None:
+        """Takes note that such an object was deleted, because no command will enter it.
+
+        A try to put it that was not answered may still arrive: the session stays known at its end.
+        """
+        if self._litter.pop(key, key) is None:
+            self._strewn = True
+
     def lends(self) -> None:
         """Takes note that others write objects under the present session, unknown to this machine
         (tasks of a job, attempts that fail among them).

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +15,7 @@ import pyarrow.compute as pc
 
 from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline
-from strandline.errors import UsageError
+from strandline.errors import Conflict, LocationError, StrandlineError, UsageError
 from strandline.parts.schema import TIME
 from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
 from strandline.shard.compacting import ShardCompaction, Strategy, compact_shard
@@ -21,9 +25,12 @@ from strandline.state.author import Author
 from strandline.state.commands import AdvanceUpper, Append, AppendResult
 from strandline.state.decide import decide
 from strandline.state.model import Part
+from strandline.state.replay import State
 from strandline.state.tokens import token_of
 
 __all__ = ["WriteHandle"]
+
+_log = logging.getLogger("strandline")
 
 
 class WriteHandle(Closing):
@@ -42,6 +49,9 @@ class WriteHandle(Closing):
         # Where the data of a replicated writer begins: behind what it appended itself.
         self._mine = shard.machine.state.meta.upper
         self._release: Callable[[], None] | None = None
+        self._refused_parts: dict[str, None] = {}
+        """Keys of parts that no append took up, and that are not deleted yet."""
+        self._lock = threading.Lock()
         shard.use()
 
     @property
@@ -201,6 +211,7 @@ class WriteHandle(Closing):
         self._closed = True
         if self._release is not None:
             self._release()
+        self._clear(deadline)
         self._shard.let_go(timeout=deadline.remaining())
 
     close = expire
@@ -233,11 +244,62 @@ class WriteHandle(Closing):
             if known is not None:
                 return known
             parts = self._written(updates, bare, time, deadline)
-        result: AppendResult = self._shard.machine.submit(
-            command(parts), timeout=deadline.remaining()
-        )
+        mine = () if isinstance(updates, Batch) else parts
+        try:
+            result: AppendResult = self._shard.machine.submit(
+                command(parts), timeout=deadline.remaining()
+            )
+        except StrandlineError as error:
+            if mine and _is_refused(error):
+                self._drop(mine, deadline)
+            raise
+        if mine and result.repeated:
+            self._drop(mine, deadline)
         self._appended(bare.new_upper)
         return result
+
+    def _drop(self, parts: Iterable[Part], deadline: Deadline) -> None:
+        """Deletes the parts of an append that is refused: nobody else has them."""
+        with self._lock:
+            self._refused_parts.update((part.key, None) for part in parts)
+        self._clear(deadline)
+
+    def _clear(self, deadline: Deadline) -> None:
+        """Deletes what refused appends wrote, in the time that is left; the rest is for later.
+
+        Raises nothing: the caller hears what became of its append, and what is never deleted here
+        is found by a sweep, once the session has ended.
+        """
+        with self._lock:
+            keys, self._refused_parts = list(self._refused_parts), {}
+        machine = self._shard.machine
+        gone = [False] * len(keys)
+        try:
+            if keys and deadline.remaining() > 0.0:
+                # SUBTLE: the record of the append is not there, and never will be: `submit` says so
+                # only once that is settled. That is not enough where its token was found: it may
+                # have been this very append that committed it; nor in a clone of the process, which
+                # may append the same parts. So they have to be missing in the state that decided.
+                named = machine.run(partial(_named, keys), timeout=deadline.remaining())
+                gone = self._shard.env.parallel(partial(self._gone, named, deadline), keys)
+        except StrandlineError as error:
+            _log.warning("parts of refused appends are deleted later: %s", error)
+        finally:
+            with self._lock:
+                left = (key for key, is_gone in zip(keys, gone, strict=True) if not is_gone)
+                self._refused_parts.update(dict.fromkeys(left))
+
+    def _gone(self, named: AbstractSet[str], deadline: Deadline, key: str) -> bool:
+        """Whether there is nothing more to be done about a part."""
+        if key in named:
+            return True
+        try:
+            self._shard.location.blob.delete(key, timeout=deadline.remaining())
+        except LocationError as error:
+            _log.warning("%s could not be deleted and is tried again later: %s", key, error)
+            return False
+        self._shard.machine.dropped(key)
+        return True
 
     def _appended(self, new_upper: int | None) -> None:
         if new_upper is None or self._mine is None:
@@ -278,6 +340,19 @@ class WriteHandle(Closing):
             updates = updates.at_or_after(upper)
         token = "" if bare.token is None else f"{bare.token[0]}:{bare.token[1]}"
         return write_updates(self._shard, updates, deadline, token=token)
+
+
+def _is_refused(error: StrandlineError) -> bool:
+    """Whether it is certain that nothing happened, and nothing will."""
+    if isinstance(error, LocationError):
+        return not error.may_have_happened
+    return isinstance(error, Conflict | UsageError)
+
+
+def _named(keys: Iterable[str], state: State) -> set[str]:
+    """Which of these parts the state names."""
+    dead = {dead.key for _, dead in state.dead.range()}
+    return {key for key in keys if key in dead or state.parts.get((key,)) is not None}
 
 
 def _within(updates: Updates, append: Append) -> Updates:
