@@ -14,6 +14,7 @@ import pytest
 
 from strandline.env import Deadline
 from strandline.ids import ObjectKey
+from strandline.shard import sweeping
 from strandline.state import committing, decide
 from strandline.state.author import Author
 from strandline.state.commands import Attach
@@ -83,13 +84,13 @@ def test_an_attach_that_forgets_the_position_is_noticed(monkeypatch: Patch) -> N
 
 
 def test_a_sweep_that_ignores_what_is_dead_is_noticed(monkeypatch: Patch) -> None:
-    named = sweep._named
+    named = sweeping._named
 
     def living(state: State, names: Any) -> tuple[set[str], list[str]]:
         found, rollups = named(state, names)
         return found - {dead.key for _, dead in state.dead.range()}, rollups
 
-    monkeypatch.setattr(sweep, "_named", living)
+    monkeypatch.setattr(sweeping, "_named", living)
     assert noticed_with(["litterers"], range(1, 10), "it died at")
 
 
@@ -98,14 +99,14 @@ def test_a_sweep_that_ignores_the_pages_of_rollups_is_noticed(monkeypatch: Patch
     def pages(*_: Any) -> Iterator[str]:
         yield from ()
 
-    monkeypatch.setattr(sweep, "_pages", pages)
+    monkeypatch.setattr(sweeping, "_pages", pages)
     assert noticed_with(["litterers"], range(1, 60), "the rollup of")
 
 
 def test_a_sweep_that_deletes_before_the_end_was_acknowledged_is_noticed(
     monkeypatch: Patch,
 ) -> None:
-    registered = sweep.registered
+    registered = sweeping.registered
 
     def hasty(*arguments: Any) -> Any:
         found = registered(*arguments)
@@ -114,7 +115,7 @@ def test_a_sweep_that_deletes_before_the_end_was_acknowledged_is_noticed(
             for each in found
         ]
 
-    monkeypatch.setattr(sweep, "registered", hasty)
+    monkeypatch.setattr(sweeping, "registered", hasty)
     assert noticed_with(["litterers"], range(1, 20), "its session may still write")
 
 
@@ -169,7 +170,7 @@ def test_a_sweep_that_reads_data_shards_before_the_txns_shard_is_noticed(
 
         return needed_of(_As(store, data=data), keys, deadline)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sweep, "_check_reaches", lambda *_: None)
+    monkeypatch.setattr(sweeping, "_check_reaches", lambda *_: None)
     monkeypatch.setattr(Store, "look_out", look_first)
     monkeypatch.setattr(sweep, "needed_of", stale)
     assert noticed_with(["litterers"], range(1, 100), "is deleted, but")
@@ -177,8 +178,8 @@ def test_a_sweep_that_reads_data_shards_before_the_txns_shard_is_noticed(
 
 @pytest.mark.slow
 def test_a_session_that_is_forgotten_after_one_sweep_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(sweep.Registered, "comes_again", lambda *_: True)
-    monkeypatch.setattr(sweep.Registered, "is_due", lambda *_: True)
+    monkeypatch.setattr(sweeping.Registered, "comes_again", lambda *_: True)
+    monkeypatch.setattr(sweeping.Registered, "is_due", lambda *_: True)
     assert noticed_with(["litterers"], range(1, 60), "one an hour, leave")
 
 

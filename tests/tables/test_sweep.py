@@ -174,7 +174,7 @@ def test_a_mark_of_a_clock_that_was_set_back_does_not_keep_a_session_for_ever(
 ) -> None:
     session = ended(db, open_database, [1])
     with monkeypatch.context() as patched:
-        patched.setattr("strandline.txn.sweep.location_time", lambda *_: 1 << 60)
+        patched.setattr("strandline.shard.sweeping.location_time", lambda *_: 1 << 60)
         swept(db, delay=MINUTE)
     assert swept(db, delay=MINUTE).sessions == 1
     assert swept(db, delay=MINUTE) == Sweep(waiting={"delay": 1})

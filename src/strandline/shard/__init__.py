@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from strandline.shard.compacting import ShardCompaction, compact
     from strandline.shard.handles import open_shard
     from strandline.shard.listen import Listen, ListenEvent
-    from strandline.shard.read import ReadHandle, ShardHold
+    from strandline.shard.read import ReadHandle, ShardHold, list_holds, release_hold
     from strandline.shard.shards import new_shard_id
     from strandline.shard.snapshots import SnapshotSplit, read_split
     from strandline.shard.vacuum import ShardVacuum
@@ -31,9 +31,11 @@ __all__ = [
     "SnapshotSplit",
     "WriteHandle",
     "compact",
+    "list_holds",
     "new_shard_id",
     "open_shard",
     "read_split",
+    "release_hold",
     "vacuum_shard",
 ]
 
@@ -49,9 +51,11 @@ _MODULES = {
     "SnapshotSplit": "snapshots",
     "WriteHandle": "write",
     "compact": "compacting",
+    "list_holds": "read",
     "new_shard_id": "shards",
     "open_shard": "handles",
     "read_split": "snapshots",
+    "release_hold": "read",
     "vacuum_shard": "vacuuming",
 }
 

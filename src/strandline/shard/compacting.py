@@ -83,6 +83,8 @@ def compact_shard(shard: Shard, strategy: Any, deadline: Deadline) -> ShardCompa
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise UsageError(f"strategy={strategy!r}: choose of {', '.join(STRATEGIES)}")
     machine = shard.machine
+    # Whoever died gives up what it held; and so what is given up below is more.
+    shard.look_out(deadline)
     state = machine.refresh(timeout=deadline.remaining())
     before = machine.run(lambda s: s.parts.count(), state=state, timeout=deadline.remaining())
     descent = machine.run(

@@ -42,6 +42,7 @@ def open_shard(
     deadline = shard.deadline(timeout)
     try:
         shard.open(schema, row_keys, deadline)
+        shard.look_out(deadline)
         return WriteHandle(shard), ReadHandle(shard, deadline)
     except BaseException:
         shard.close(timeout=deadline.remaining())

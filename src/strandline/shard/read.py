@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.closing import Closing
-from strandline.env import Deadline, retry_delays
+from strandline.env import Deadline, Env, retry_delays
 from strandline.errors import AsOfTooOld, DeadlineExceeded, Fenced, UsageError
+from strandline.location import Location
+from strandline.settings import Settings
 from strandline.shard.changes import check_kept
 from strandline.shard.listen import Listen
 from strandline.shard.shards import Shard, check_name
@@ -25,7 +27,7 @@ from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
 from strandline.state.model import EVERYTHING, Hold
 from strandline.state.replay import State
 
-__all__ = ["ReadHandle", "ShardHold"]
+__all__ = ["HOLDS", "ReadHandle", "ShardHold", "list_holds", "release_hold"]
 
 _SPLITS_MAX = 100_000
 
@@ -302,3 +304,85 @@ class ReadHandle(Closing):
     def _deadline(self, timeout: float | None) -> Deadline:
         self._check_open()
         return self._shard.deadline(timeout)
+
+
+# --- holds as operators see them
+
+HOLDS = pa.schema(
+    [
+        ("hold", pa.string()),
+        ("kind", pa.string()),
+        ("since", pa.int64()),
+        ("seqno", pa.int64()),
+        ("session", pa.string()),
+        ("epoch", pa.int64()),
+    ]
+)
+"""What `list_holds` gives."""
+
+
+def list_holds(
+    location: Location,
+    shard_id: str,
+    *,
+    settings: Settings | None = None,
+    timeout: float | None = None,
+    env: Env | None = None,
+) -> pa.Table:
+    """Who holds a shard's history back, and from when: one row per hold.
+
+    `since`: reads from then on stay exact; null where it holds nothing back any more. `seqno`: what
+    died later than that record stays, for its reads. `session`: whose end ends it, null for one
+    that was made by name. `release_hold` ends one. Errors: LocationError, Corruption.
+    """
+    shard = Shard(location, shard_id, settings, env)
+    try:
+        held = _holds(shard, shard.deadline(timeout))
+    finally:
+        shard.close(timeout=shard.settings.timeout_seconds)
+    rows = [
+        (name, hold.kind, hold.since, hold.seqno, hold.session or None, hold.epoch)
+        for name, hold in held.items()
+    ]
+    return pa.Table.from_pylist([dict(zip(HOLDS.names, row, strict=True)) for row in rows], HOLDS)
+
+
+def release_hold(
+    location: Location,
+    shard_id: str,
+    name: str,
+    *,
+    settings: Settings | None = None,
+    timeout: float | None = None,
+    env: Env | None = None,
+) -> bool:
+    """Ends a hold, whoever has it: since may move. False if there is none of that name.
+
+    For one whose owner will not come back; one that does is `Fenced`. Also of a reader that died,
+    without waiting for the end of its lease. Errors: UsageError for a shard of a database;
+    LocationError, Corruption.
+    """
+    shard = Shard(location, shard_id, settings, env)
+    deadline = shard.deadline(timeout)
+    check_name(name, "name")
+    try:
+        known = _holds(shard, deadline)
+        if shard.is_of_database:
+            raise UsageError(f"shard {shard.id} belongs to the database {location.url}")
+        if name not in known:
+            return False
+        machine = shard.machine
+        taken: Hold = machine.submit(TakeHold(name), timeout=deadline.remaining())
+        machine.submit(CloseHold(name, taken.epoch), timeout=deadline.remaining())
+        return True
+    finally:
+        shard.close(timeout=shard.settings.timeout_seconds)
+
+
+def _holds(shard: Shard, deadline: Deadline) -> dict[str, Hold]:
+    state = shard.machine.refresh(timeout=deadline.remaining())
+    return shard.machine.run(
+        lambda s: {key[0]: hold for key, hold in s.holds.range()},
+        state=state,
+        timeout=deadline.remaining(),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +12,16 @@ import pyarrow as pa
 
 from strandline import ids
 from strandline.env import Deadline, Env, RealEnv
-from strandline.errors import SchemaMismatch, UsageError
+from strandline.errors import SchemaMismatch, StrandlineError, UsageError
 from strandline.ids import ObjectKey, SessionId, ShardId, new_part_id, new_session_id, parse_id
 from strandline.location import Location
 from strandline.parts.footer import Identity
 from strandline.parts.read import PartReader
 from strandline.parts.schema import TableSchema, key_columns, new_schema
 from strandline.settings import Settings
-from strandline.shard.leases import Pulse
+from strandline.shard.leases import Lookout, Pulse
 from strandline.shard.machine import Machine
+from strandline.shard.notebook import Notebook
 from strandline.state.commands import Describe
 from strandline.state.model import TableVersion
 from strandline.state.replay import State
@@ -27,6 +29,7 @@ from strandline.state.replay import State
 __all__ = ["Shard", "check_name", "check_place", "new_shard_id"]
 
 _NAME_MAX = 1_000
+_log = logging.getLogger("strandline")
 
 
 def new_shard_id() -> str:
@@ -74,6 +77,8 @@ class Shard:
         self.machine = machine or self._machine(self.id)
         self.reader = PartReader(location.blob, self.settings, self.env)
         self.pulse = Pulse(self.env, self.settings)
+        notebook = Notebook(self.env, location.url, self.settings.lease_seconds)
+        self._lookout = Lookout(self.env, self.settings, notebook)
         self.closed = False
         self._users = 0
         self._lock = threading.Lock()
@@ -181,6 +186,28 @@ class Shard:
         """By when a call that was given `timeout=` has to be done. UsageError if it is no time."""
         seconds = self.settings.timeout_seconds if default is None else default
         return Deadline.of(self.env, timeout, seconds)
+
+    def look_out(self, deadline: Deadline) -> None:
+        """Looks once at who has been silent for long: readers and writers that died end so.
+
+        A look that fails is logged: it has seen nothing. A database looks after its own.
+        """
+        if self.location.read_only or self.is_of_database:
+            return
+        try:
+            self._lookout.look(self.machine, timeout=deadline.remaining())
+        except StrandlineError as error:
+            _log.warning("no look at the sessions of shard %s: %s", self.id, error)
+
+    @property
+    def is_of_database(self) -> bool:
+        """Whether a database has the shard, as far as its newest known state tells."""
+        meta = self.machine.state.meta
+        return self.id == self.location.txns or (meta.origin == "txns" and not meta.owner)
+
+    def another(self, shard_id: str) -> Machine:
+        """Another shard of the location, to read its state."""
+        return self._machine(ShardId(shard_id))
 
     def new_part_key(self, session: SessionId) -> str:
         """A key for a part that the session is about to write."""

@@ -23,6 +23,7 @@ from strandline.shard.machine import Machine
 from strandline.shard.opening import Log
 from strandline.shard.probe import location_time
 from strandline.shard.receipts import parts_named, write_receipt
+from strandline.shard.sweeping import Sweep
 from strandline.state.codec import Manifest, decode_page, decode_rollup
 from strandline.state.commands import Collect, Heartbeat, KeepReceipts, RetireRollups
 from strandline.state.garbage import VacuumPlan, doubtful_receipts, parts_there, plan_vacuum
@@ -58,11 +59,13 @@ class ShardVacuum:
     left: int = 0
     """Objects that were to be deleted, and may still be there: of some no delete was answered, and
     after too many of those the rest was not tried. The next run goes on with them."""
+    swept: Sweep | None = None
+    """What was done about sessions that ended: only of a shard that is vacuumed by itself."""
 
     @property
     def complete(self) -> bool:
         """Whether everything that could go is gone."""
-        return not self.left
+        return not self.left and (self.swept is None or not self.swept.left)
 
 
 class Vacuum:

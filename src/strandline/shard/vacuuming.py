@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from strandline.env import LONG_SECONDS, Deadline, Env
 from strandline.errors import UsageError
+from strandline.ids import ObjectKey
 from strandline.location import Location
 from strandline.settings import Settings
 from strandline.shard.leftovers import clear_leftovers
 from strandline.shard.shards import Shard
+from strandline.shard.sweeping import Sweep, needed_by, sweep_sessions
 from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.commands import Clear
 from strandline.state.model import Key
@@ -38,7 +42,9 @@ def vacuum_shard(
     That is what died, by a compaction for the most part, `delay_seconds` ago or longer by the
     location's clock, and is held by no reader: one run notes what is dead, one after the delay
     deletes it. Readers without permission to write hold nothing, and have the delay to finish. Of
-    a shard that is finished and that nobody reads any more, all parts go. What processes that died
+    a shard that is finished and that nobody reads any more, all parts go. Readers and writers that
+    were silent for the lease time (`Settings.lease_seconds`) are ended, and what ended sessions
+    wrote that nothing needs is deleted. What processes that died
     left of objects that they did not finish goes as well, whichever shard it was for. `timeout`
     (seconds) defaults to a day. Errors: LocationError, Corruption; what was done until then stands.
     """
@@ -51,11 +57,15 @@ def vacuum_shard(
     try:
         delay = int(delay_seconds * 1_000_000)
         if not dry_run:
+            shard.machine.refresh(timeout=deadline.remaining())
+            shard.look_out(deadline)
             _clear(shard, deadline)
         vacuum = Vacuum(shard.machine, location, shard.env, delay_micros=delay, deadline=deadline)
         if dry_run:
-            return vacuum.plan()
+            plan = vacuum.plan()
+            return replace(plan, swept=_swept(shard, delay, deadline, dry_run=True))
         done = vacuum.run()
+        swept = _swept(shard, delay, deadline, dry_run=False)
         clear_leftovers(
             location,
             shard.machine,
@@ -63,9 +73,29 @@ def vacuum_shard(
             delay_micros=max(delay, int(shard.settings.grace_seconds * 1_000_000)),
             deadline=deadline,
         )
-        return done
+        return replace(done, swept=swept)
     finally:
         shard.close(timeout=shard.settings.timeout_seconds)
+
+
+def _swept(shard: Shard, delay_micros: int, deadline: Deadline, *, dry_run: bool) -> Sweep | None:
+    """Deletes what ended sessions left, and nothing needs; None for a shard of a database."""
+    if shard.is_of_database:
+        return None
+
+    def needed(keys: Iterable[ObjectKey]) -> tuple[set[str], set[str]]:
+        location, env = shard.location, shard.env
+        return needed_by(shard.machine, shard.another, keys, location, env, deadline)
+
+    return sweep_sessions(
+        [shard.machine],
+        needed,
+        shard.location,
+        shard.env,
+        delay_micros=delay_micros,
+        deadline=deadline,
+        dry_run=dry_run,
+    )
 
 
 def _clear(shard: Shard, deadline: Deadline) -> None:

@@ -1,73 +1,23 @@
-"""Sweeps: what sessions that ended left behind, and nothing needs, is deleted.
+"""The sweep of a location's shards: what their ended sessions left, and nothing needs, is deleted.
 
-An ended session commits nothing any more, so of its objects only those are needed that something
-names already. docs/design/0010-ends-of-sessions.md says why the order of the steps matters. It
-fails closed: a request that is not answered, or a state that cannot be read, ends the sweep before
-anything is deleted that it might have named.
+`shard/sweeping.py` is how; here is where to look for what is needed.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from strandline.env import Deadline
-from strandline.errors import Corruption, UsageError
 from strandline.ids import ObjectKey
-from strandline.location import BlobInfo, BlobMissing
-from strandline.shard.deleting import deletions
+from strandline.location import BlobInfo
+from strandline.shard import sweeping
 from strandline.shard.machine import Machine
-from strandline.shard.opening import Log
-from strandline.shard.probe import location_time
-from strandline.state.codec import decode_rollup
-from strandline.state.commands import Swept
-from strandline.state.model import Session
-from strandline.state.pages import Page
+from strandline.shard.sweeping import Registered, Sweep, entered, registered, sweep_sessions
 from strandline.state.replay import State
 from strandline.txn.store import Store
 
 __all__ = ["Registered", "Sweep", "all_machines", "listed_of", "needed_of", "registered", "sweep"]
-
-_log = logging.getLogger("strandline")
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What one sweep did, or with `dry_run` what it would do."""
-
-    sessions: int = 0
-    """Ended sessions whose objects were looked through."""
-    finished: int = 0
-    """Those of them that are forgotten now."""
-    objects: int = 0
-    """Objects deleted."""
-    bytes: int = 0
-    """Bytes of them."""
-    waiting: Mapping[str, int] = field(default_factory=dict)
-    """Other ended sessions by what they wait for: "acknowledgement", "delay"."""
-    left: int = 0
-    """Objects that were to be deleted, and may be there: no answer said that they are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A session, and the machine of the shard where it is registered."""
-
-    machine: Machine
-    name: str
-    session: Session
-
-    def comes_again(self, now: int, delay: int) -> bool:
-        """Whether it was swept before, at least `delay` ago. A mark that lies ahead is none."""
-        return self.session.swept is not None and now - self.session.swept >= delay
-
-    def is_due(self, now: int, delay: int) -> bool:
-        """Whether it is to be swept now."""
-        swept = self.session.swept
-        return swept is None or swept > now or self.comes_again(now, delay)
 
 
 def all_machines(store: Store, deadline: Deadline) -> list[Machine]:
@@ -75,17 +25,6 @@ def all_machines(store: Store, deadline: Deadline) -> list[Machine]:
     txns = store.txns.machine
     shards = store.location.consensus.keys(timeout=deadline.remaining())
     return [txns, *(store.data(shard) for shard in sorted({*shards} - {txns.shard}))]
-
-
-def registered(machine: Machine, deadline: Deadline) -> list[Registered]:
-    """All sessions of a shard, by its newest state."""
-    state = machine.refresh(timeout=deadline.remaining())
-    found: list[tuple[str, Session]] = machine.run(
-        lambda s: [(key[0], session) for key, session in s.sessions.range()],
-        state=state,
-        timeout=deadline.remaining(),
-    )
-    return [Registered(machine, name, session) for name, session in found]
 
 
 def sweep(
@@ -102,78 +41,23 @@ def sweep(
     by then no request of its owner is under way. Errors: LocationError, Corruption; what was
     deleted until then was needed by nobody.
     """
-    machines = all_machines(store, deadline)
-    ended = [
-        each
-        for machine in machines
-        for each in registered(machine, deadline)
-        if each.session.expired is not None
-    ]
-    ready = [each for each in ended if each.session.acknowledged is not None]
-    waiting = {"acknowledgement": len(ended) - len(ready), "delay": 0}
-    now = store.env.now_micros() if dry_run or not ready else _location_time(store, deadline)
-    due = [each for each in ready if each.is_due(now, delay_micros)]
-    waiting["delay"] = len(ready) - len(due)
-    waiting = {reason: count for reason, count in waiting.items() if count}
-    if not due:
-        return Sweep(waiting=waiting)
-    # SUBTLE ◆ (C5, C7 of the sweep's model): the ends are in the log; then all prefixes are
-    # listed, then the txns shard is read, then each data shard afresh. What was committed moves
-    # from entries to references to dead objects. So whatever of the listing was needed when the
-    # listing ended is met by one of the looks after it, or has died and was collected since.
-    listed = listed_of(store, [each.name for each in due], deadline)
-    needed, doubtful = needed_of(store, [key for keys in listed.values() for key in keys], deadline)
-    garbage = {
-        name: [info for key, info in keys.items() if str(key) not in needed]
-        for name, keys in listed.items()
-    }
-    if dry_run:
-        found = [info for infos in garbage.values() for info in infos]
-        return Sweep(len(due), 0, len(found), sum(info.size for info in found), waiting)
-    deleted, failed = _delete(store, garbage, deadline, progress)
-    # After the deletions, so that the delay begins when they were over.
-    at = _location_time(store, deadline)
-    finished = 0
-    for each in due:
-        unsure = any(key.shard in doubtful for key in listed[each.name])
-        if each.name in failed or unsure:
-            continue
-        # SUBTLE: a second pass that finds something shows that the owner was still writing then,
-        # whatever was said of it; so there is a third.
-        last = each.comes_again(now, delay_micros) and not garbage[each.name]
-        command = Swept(each.name, at, last)
-        done = each.machine.submit(command, timeout=deadline.remaining())
-        finished += bool(done and last)
-    left = sum(map(len, garbage.values())) - len(deleted)
-    size = sum(info.size for info in deleted)
-    return Sweep(len(due), finished, len(deleted), size, waiting, left)
-
-
-def _location_time(store: Store, deadline: Deadline) -> int:
-    """Now, by the clock that all machines that sweep have in common."""
-    machine = store.txns.machine
-    machine.live_session(timeout=deadline.remaining(), brief=True)
-    return location_time(store.location, machine, store.env, deadline)
+    return sweep_sessions(
+        all_machines(store, deadline),
+        partial(needed_of, store, deadline=deadline),
+        store.location,
+        store.env,
+        delay_micros=delay_micros,
+        deadline=deadline,
+        dry_run=dry_run,
+        progress=progress,
+    )
 
 
 def listed_of(
     store: Store, sessions: Sequence[str], deadline: Deadline
 ) -> dict[str, dict[ObjectKey, BlobInfo]]:
-    """The objects that each of these sessions wrote, by key.
-
-    What has no key of ours is not ours to delete, and is left out.
-    """
-
-    def objects(session: str) -> dict[ObjectKey, BlobInfo]:
-        found: dict[ObjectKey, BlobInfo] = {}
-        for info in store.location.blob.list(f"{session}/", timeout=deadline.remaining()):
-            try:
-                found[ObjectKey.parse(info.key)] = info
-            except UsageError:
-                _log.warning("%s is not the key of an object, and is left alone", info.key)
-        return found
-
-    return dict(zip(sessions, store.env.parallel(objects, sessions), strict=True))
+    """The objects that each of these sessions wrote, by key."""
+    return sweeping.listed_of(store.location, store.env, sessions, deadline)
 
 
 def needed_of(
@@ -182,101 +66,27 @@ def needed_of(
     """Which of these objects, listed before, something names; and the shards that named all that
     was listed of their state, because a rollup of them could not be read.
     """
-    by_shard: dict[str, list[ObjectKey]] = {}
-    for key in keys:
-        by_shard.setdefault(key.shard, []).append(key)
-    txns = store.txns.machine
-    state = txns.refresh(timeout=deadline.remaining())
-    run = partial(txns.run, state=state, timeout=deadline.remaining())
-    needed: set[str] = set(run(lambda s: list(_entered(s))))
-    needed |= _entered_elsewhere(store, deadline)
-    doubtful: set[str] = set()
-    for shard, listed in by_shard.items():
-        machine, data = txns, state
-        if shard != txns.shard:
-            machine = store.data(shard)
-            data = machine.refresh(timeout=deadline.remaining())
-            _check_reaches(txns, state, shard, data)
-            store.check_committed(shard, data, timeout=deadline.remaining())
-        names = frozenset(map(str, listed))
-        found, rollups = machine.run(
-            partial(_named, names=names), state=data, timeout=deadline.remaining()
-        )
-        needed |= found
-        if all(key.kind in {"part", "receipt", "probe"} for key in listed):
-            continue
-        try:
-            log = Log(store.location, shard, store.env)
-            needed |= {page for rollup in rollups for page in _pages(log, rollup, deadline)}
-        except (Corruption, BlobMissing) as error:
-            # Which pages it names is not known any more: all may be needed.
-            _log.warning("no pages of shard %s are swept: %s", shard, error)
-            needed |= {str(key) for key in listed if key.kind in {"page", "rollup"}}
-            doubtful.add(shard)
-    return needed, doubtful
+
+    def check(shard: str, data: State) -> None:
+        store.check_committed(shard, data, timeout=deadline.remaining())
+
+    return sweeping.needed_by(
+        store.txns.machine,
+        store.data,
+        keys,
+        store.location,
+        store.env,
+        deadline,
+        elsewhere=partial(_entered_elsewhere, store, deadline),
+        check=check,
+    )
 
 
 def _entered_elsewhere(store: Store, deadline: Deadline) -> set[str]:
-    """The same of all other txns shards of the location, which are used by themselves.
-
-    SUBTLE: they, too, are read before the data shards: what they have committed and not applied is
-    named nowhere else.
-    """
+    """The same of all other txns shards of the location, which are used by themselves."""
     found: set[str] = set()
     for machine in all_machines(store, deadline)[1:]:
         state = machine.refresh(timeout=deadline.remaining())
         if state.meta.origin == "commits":
-            found |= set(machine.run(lambda s: list(_entered(s)), state=state))
+            found |= set(machine.run(lambda s: list(entered(s)), state=state))
     return found
-
-
-def _entered(state: State) -> Iterator[str]:
-    """The parts of what is committed and not tidied."""
-    for _, entry in state.entries.range():
-        yield from (part.key for part in entry.batch.parts)
-
-
-def _named(state: State, names: AbstractSet[str]) -> tuple[set[str], list[str]]:
-    """Which of these objects a state names itself, and the keys of its rollups."""
-    rollups = [rollup.key for _, rollup in state.rollups.range()]
-    found = {name for name in names if state.parts.get((name,)) is not None}
-    found |= {dead.key for _, dead in state.dead.range()}
-    found |= {receipt.key for _, receipt in state.receipts.range()}
-    return found.union(rollups), rollups
-
-
-def _pages(log: Log, rollup: str, deadline: Deadline) -> Iterator[str]:
-    manifest = decode_rollup(log.get(rollup, deadline), rollup)
-    for pages in manifest.pages.values():
-        yield from () if isinstance(pages, Page) else (ref.key for ref in pages)
-
-
-def _check_reaches(txns: Machine, state: State, shard: str, data: State) -> None:
-    """Corruption if a data shard is behind what was tidied: then it cannot say what is needed."""
-    progress = txns.run(lambda s: s.tidied.get((shard,)), state=state)
-    upper = data.meta.upper
-    if progress is not None and upper is not None and upper <= progress.tidied_through:
-        raise Corruption(
-            f"shard {shard} is at {upper}, but commits through {progress.tidied_through} were "
-            "tidied as applied: its log lost records; nothing was swept",
-            object=shard,
-        )
-
-
-def _delete(
-    store: Store,
-    garbage: Mapping[str, Sequence[BlobInfo]],
-    deadline: Deadline,
-    progress: Callable[[int, int], None] | None,
-) -> tuple[list[BlobInfo], set[str]]:
-    """Deletes the objects; those that are gone now, and the sessions of which some may not be."""
-    items = [(name, info) for name, infos in garbage.items() for info in infos]
-    deleted: list[tuple[str, BlobInfo]] = []
-    for gone in deletions(
-        store.location, store.env, items, lambda item: item[1].key, deadline=deadline
-    ):
-        deleted += gone
-        if progress is not None:
-            progress(len(deleted), len(items))
-    failed = {name for name, _ in set(items).difference(deleted)}
-    return [info for _, info in deleted], failed
