@@ -338,7 +338,7 @@ def test_a_dropped_name_is_free_and_its_id_is_never_taken_up_again() -> None:
     shard.commit(changes=(creates("t2", "orders"),), clock=7)
     assert current_table(shard.state, "t1") is None
     assert current_table(shard.state, "t2") is not None
-    with pytest.raises(UnknownTable, match="t1 was dropped"):
+    with pytest.raises(UnknownTable, match="'orders' was dropped"):
         shard.commit(write("t1"), clock=8)
     with pytest.raises(UsageError, match="t1 exists already"):
         shard.commit(changes=(creates("t1", "fresh"),), clock=9)
