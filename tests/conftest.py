@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Machines are shared and slow at times: an example may take as long as it takes. What has to be
-# fast is measured by the benchmarks.
-settings.register_profile("strandline", deadline=None)
+# Machines are shared and slow at times: an example may take as long as it takes, and so may
+# drawing it. What has to be fast is measured by the benchmarks.
+settings.register_profile("strandline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("strandline")
 
 

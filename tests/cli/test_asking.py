@@ -14,7 +14,7 @@ import pytest
 from tests.cli.helpers import Run
 
 PROGRAM = [sys.executable, "-c", "from strandline.cli import main; main()"]
-MANY_SECONDS = 120.0
+MANY_SECONDS = 300.0
 """Bounds a process that hangs, on the slowest machine."""
 
 DESTRUCTIVE = [

@@ -164,7 +164,7 @@ def program(*arguments: str, cwd: Path, code: str = "") -> "subprocess.Completed
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={"STRANDLINE_URL": "lake", "PATH": ""},
     )
 

@@ -26,9 +26,9 @@ class TestMemoryConsensus(ConsensusContract):
 def test_a_named_store_is_one_per_process() -> None:
     first = MemoryConsensus(MemoryStore.named("one-per-process"))
     second = MemoryConsensus(MemoryStore.named("one-per-process"))
-    assert first.compare_and_set("s", 0, b"x", timeout=1)
-    assert not second.compare_and_set("s", 0, b"y", timeout=1)
-    assert MemoryConsensus(MemoryStore.named("another")).head("s", timeout=1) is None
+    assert first.compare_and_set("s", 0, b"x", timeout=60)
+    assert not second.compare_and_set("s", 0, b"y", timeout=60)
+    assert MemoryConsensus(MemoryStore.named("another")).head("s", timeout=60) is None
 
 
 def open_sqlite(path: Path) -> Consensus:

@@ -75,7 +75,7 @@ def work(path: Path, heard: Acknowledged, last: int, placed: Placed | None = Non
         kill = placed.kill
         command += [placed.step, kill.kind, kill.nth, "after" if kill.after else "before"]
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     for line in done.stdout.splitlines():
         heard.hear(line)

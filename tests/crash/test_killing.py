@@ -31,30 +31,30 @@ def files(root: Path) -> Location:
 def every_call(location: Location) -> None:
     """One call of each kind."""
     blob, consensus = location.blob, location.consensus
-    blob.put("a/put", b"put", timeout=9)
-    with blob.upload("a/uploaded", timeout=9) as sink:
+    blob.put("a/put", b"put", timeout=60)
+    with blob.upload("a/uploaded", timeout=60) as sink:
         sink.write(b"uploaded")
-    blob.get("a/put", timeout=9)
-    blob.get_range("a/put", 1, 1, timeout=9)
-    blob.open("a/put", timeout=9).close()
-    list(blob.list("a/", timeout=9))
-    blob.delete("a/put", timeout=9)
-    consensus.compare_and_set("old", 2, b"3", timeout=9)
-    consensus.head("old", timeout=9)
-    consensus.scan("old", 1, 9, timeout=9)
-    consensus.keys(timeout=9)
-    consensus.truncate("old", 2, timeout=9)
+    blob.get("a/put", timeout=60)
+    blob.get_range("a/put", 1, 1, timeout=60)
+    blob.open("a/put", timeout=60).close()
+    list(blob.list("a/", timeout=60))
+    blob.delete("a/put", timeout=60)
+    consensus.compare_and_set("old", 2, b"3", timeout=60)
+    consensus.head("old", timeout=60)
+    consensus.scan("old", 1, 9, timeout=60)
+    consensus.keys(timeout=60)
+    consensus.truncate("old", 2, timeout=60)
 
 
 def prepare(location: Location) -> None:
     for seqno in range(2):
-        assert location.consensus.compare_and_set("old", seqno, b"%d" % seqno, timeout=9)
+        assert location.consensus.compare_and_set("old", seqno, b"%d" % seqno, timeout=60)
 
 
 def stored(location: Location) -> set[str]:
     """What of it happened."""
-    found = {info.key for info in location.blob.list("a/", timeout=9)}
-    return found | {f"record {r.seqno}" for r in location.consensus.scan("old", 1, 9, timeout=9)}
+    found = {info.key for info in location.blob.list("a/", timeout=60)}
+    return found | {f"record {r.seqno}" for r in location.consensus.scan("old", 1, 9, timeout=60)}
 
 
 BEFORE_ALL = {"record 1", "record 2"}
@@ -96,7 +96,7 @@ def test_every_kind_of_call_is_counted_and_calls_that_fail_are_too() -> None:
     every_call(passing)
     assert killer.calls == dict.fromkeys(get_args(Kind), 1)
     with pytest.raises(BlobMissing):
-        passing.blob.get("a/put", timeout=9)
+        passing.blob.get("a/put", timeout=60)
     assert killer.calls["get"] == 2
     killer.arm(None)
     assert killer.calls == {}
@@ -106,10 +106,10 @@ def test_writers_queue_up_as_they_do_without_a_killer(tmp_path: Path) -> None:
     location, killer = files(tmp_path), Killer()
     queue, other = killing(location, killer).consensus, files(tmp_path).consensus
     assert isinstance(queue, Queueing)
-    with queue.turn(timeout=9):
+    with queue.turn(timeout=60):
         with pytest.raises(DeadlineExceeded):
             other.compare_and_set("old", 0, b"1", timeout=0.05)
-        assert queue.compare_and_set("old", 0, b"1", timeout=9)
+        assert queue.compare_and_set("old", 0, b"1", timeout=60)
     assert killer.calls == {"compare_and_set": 1}
     plain = replace(location, consensus=MemoryConsensus(MemoryStore()))
     assert not isinstance(killing(plain, killer).consensus, Queueing)

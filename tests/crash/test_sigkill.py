@@ -49,7 +49,7 @@ class Child:
 
     def _end(self) -> int:
         self._out.close()
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=300)
 
     def _take(self, line: str) -> None:
         if not line:

@@ -21,7 +21,7 @@ __all__ = ["content", "written"]
 MEMBERS = ("kept", "forgotten", "again")
 """Shards that are or were registered with the txns shard."""
 
-QUIET = Settings(background=False, timeout_seconds=20.0)
+QUIET = Settings(background=False, timeout_seconds=120.0)
 
 
 def content(path: Path, times: Sequence[int], shards: Mapping[str, str]) -> dict[str, Any]:

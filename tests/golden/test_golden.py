@@ -415,7 +415,7 @@ def test_the_same_calls_store_the_same_bytes(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONHASHSEED": seed},
             cwd=Path(__file__).parents[2],
             check=True,
-            timeout=120,
+            timeout=300,
         )
     one, two = (
         {

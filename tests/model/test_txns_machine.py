@@ -44,7 +44,7 @@ SMALL = Settings(
     rollup_every_records=7,
     page_items_max=6,
     apply_backlog_commits=2,
-    timeout_seconds=20.0,
+    timeout_seconds=120.0,
 )
 
 Words = dict[str, int]
@@ -460,7 +460,7 @@ class Transactions(RuleBasedStateMachine):
         if not (as_of < self.upper and model.was_registered(as_of)) and as_of >= model.upper:
             return  # not known yet, and waited for
         try:
-            found = txns.snapshot(shard, as_of, timeout=5).read_all().to_pylist()
+            found = txns.snapshot(shard, as_of, timeout=60).read_all().to_pylist()
         except AsOfTooOld:
             since = self.pairs[shard][1].since
             assert since is not None
@@ -482,7 +482,7 @@ class Transactions(RuleBasedStateMachine):
                 if self.since <= time < self.upper:
                     known = max((c for c in model.commits if c <= time), default=None)
                     assert self.judge.latest_write(shard, time) == known, (shard, time)
-            owner = self.judge._store.data(shard).refresh(timeout=5).meta.owner
+            owner = self.judge._store.data(shard).refresh(timeout=60).meta.owner
             assert (owner == TXNS) == model.is_registered
         for time in {self.upper - 1, self.since}:
             there = tuple(s for s, model in self.models.items() if model.was_registered(time))
@@ -492,7 +492,7 @@ class Transactions(RuleBasedStateMachine):
     def states_are_sound(self) -> None:
         if self.pairs:
             for machine in self.judge._store.machines():
-                machine.refresh(timeout=5)
+                machine.refresh(timeout=60)
                 assert machine.run(broken) == []
 
     def teardown(self) -> None:
@@ -506,7 +506,7 @@ class Transactions(RuleBasedStateMachine):
             _, read = self.pairs[shard]
             upper = read.fetch_upper()
             if upper and read.since is not None and read.since < upper:
-                rows = read.read(upper - 1, timeout=5).read_all().to_pylist()
+                rows = read.read(upper - 1, timeout=60).read_all().to_pylist()
                 assert {row["word"]: row["__diff"] for row in rows} == model.at(upper - 1)
                 assert upper > max((time for time, _ in model.updates), default=0)
         for each in [*self.handles, self.judge]:

@@ -30,7 +30,7 @@ __all__ = [
 
 WORDS = pa.schema([pa.field("word", pa.string(), nullable=False)])
 SHARD = "s0123456789abcdef"
-QUIET = Settings(background=False, timeout_seconds=20.0)
+QUIET = Settings(background=False, timeout_seconds=120.0)
 
 Pair = tuple[WriteHandle, ReadHandle]
 Update = tuple[str, int, int]
@@ -73,7 +73,7 @@ def updates(*each: Update) -> pa.Table:
 def rows(location: Location, read: ReadHandle, as_of: int, splits: int = 1) -> dict[str, int]:
     """How often each word is there, read split by split."""
     found: dict[str, int] = {}
-    for split in read.snapshot(as_of, splits, timeout=5):
+    for split in read.snapshot(as_of, splits, timeout=60):
         for row in read_split(location, split, settings=QUIET).read_all().to_pylist():
             assert row["word"] not in found
             found[row["word"]] = row["__diff"]

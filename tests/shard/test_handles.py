@@ -138,7 +138,7 @@ def test_without_permission_to_write_nothing_is_held_and_all_is_read(tmp_path: P
     with sl.open_location(where) as place, sl.open_location(where, mode="r") as readable:
         write, read = opened(place)
         write.compare_and_append({"word": ["a", "b"]}, 0, 1, time=0)
-        records = len(place.consensus.scan(SHARD, 1, 100, timeout=5))
+        records = len(place.consensus.scan(SHARD, 1, 100, timeout=60))
         other_write, other = opened(readable, schema=None)
         assert rows(readable, other, 0, splits=2) == {"a": 1, "b": 1}
         assert listed(next(other.listen(-1)).updates) == [("a", 0, 1), ("b", 0, 1)]
@@ -153,7 +153,7 @@ def test_without_permission_to_write_nothing_is_held_and_all_is_read(tmp_path: P
                 refused()
         other.close()
         other_write.close()
-        assert len(place.consensus.scan(SHARD, 1, 100, timeout=5)) == records
+        assert len(place.consensus.scan(SHARD, 1, 100, timeout=60)) == records
         read.close()
         write.close()
 
@@ -288,7 +288,7 @@ def test_a_part_with_an_update_beyond_the_greatest_time_is_not_appended(
 
 
 def objects(location: Location) -> list[str]:
-    found = (info.key for info in location.blob.list("", timeout=5))
+    found = (info.key for info in location.blob.list("", timeout=60))
     return [key for key in found if "/part/" in key]
 
 
@@ -583,7 +583,7 @@ def test_a_damaged_part_is_named(location: Location, pair: Pair) -> None:
     write.compare_and_append({"word": ["a"]}, 0, 1, time=0)
     (split,) = read.snapshot(0)
     (key,) = objects(location)
-    location.blob.delete(key, timeout=5)
+    location.blob.delete(key, timeout=60)
     with pytest.raises(Corruption) as missing:
         read_split(location, split, settings=QUIET).read_all()
     assert missing.value.object == key

@@ -25,7 +25,7 @@ SMALL = Settings(
     page_items_max=4,
     part_rows_target=8,
     row_group_rows=3,
-    timeout_seconds=20,
+    timeout_seconds=120,
 )
 
 words = st.sampled_from(["", "a", "a\0", "b", "ä", "\U0001f600", "zz"])
@@ -196,7 +196,7 @@ class Shards(RuleBasedStateMachine):
         machine = self.writes[0]._shard.machine
         state = machine.refresh()
         for key in machine.run(lambda s: [dead.key for _, dead in s.dead.range()], state=state):
-            self.location.blob.delete(key, timeout=5)
+            self.location.blob.delete(key, timeout=60)
         self.check()
 
     # --- reading
@@ -247,7 +247,7 @@ class Shards(RuleBasedStateMachine):
     def check_listen(self, read: ReadHandle, as_of: int) -> None:
         found: Counter[tuple[str, int]] = Counter()
         progress = as_of + 1
-        for event in read.listen(as_of, until=self.upper, timeout=5):
+        for event in read.listen(as_of, until=self.upper, timeout=60):
             assert event.progress is not None
             for name, time, diff in listed(event.updates):
                 assert progress <= time < event.progress

@@ -123,7 +123,7 @@ def test_a_split_is_read_in_another_process(tmp_path: Any) -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert run.stdout.strip() == "{'word': ['a', 'b'], '__diff': [1, 1]}"
         read.close()
@@ -167,7 +167,7 @@ def replaced_and_gone(location: Location) -> None:
     state = write._shard.machine.refresh()
     dead = [entry.key for _, entry in state.dead.range()]
     for key in dead:
-        location.blob.delete(key, timeout=5)
+        location.blob.delete(key, timeout=60)
     assert dead
     read.close()
     write.close()
@@ -272,7 +272,7 @@ def test_events_have_whole_times(location: Location, streaming: None) -> None:
 def test_a_listen_waits_and_goes_on_after_its_deadline(location: Location) -> None:
     env = Meddling()
     write, read = opened(location, env=env)
-    following = read.listen(0, timeout=10)
+    following = read.listen(0, timeout=60)
     with pytest.raises(DeadlineExceeded, match="its upper is 0"):
         next(following)
     env.meanwhile = [lambda: write.compare_and_append(updates(("a", 1, 1)), 0, 2)]
@@ -292,12 +292,12 @@ def test_a_listen_goes_on_after_an_error(location: Location) -> None:
     write, read = opened(location)
     write.compare_and_append(updates(("a", 1, 1)), 0, 2)
     following = read.listen(0)
-    (key,) = [i.key for i in location.blob.list("", timeout=5) if "/part/" in i.key]
-    data = location.blob.get(key, timeout=5)
-    location.blob.delete(key, timeout=5)
+    (key,) = [i.key for i in location.blob.list("", timeout=60) if "/part/" in i.key]
+    data = location.blob.get(key, timeout=60)
+    location.blob.delete(key, timeout=60)
     with pytest.raises(Exception, match="missing"):
         next(following)
-    location.blob.put(key, data, timeout=5)
+    location.blob.put(key, data, timeout=60)
     assert listed(next(following).updates) == [("a", 1, 1)]
     read.close()
     write.close()

@@ -26,7 +26,7 @@ from tests.shard.helpers import QUIET, SHARD, Meddling, Pair, listed, opened, ro
 
 
 def part_keys(location: Location) -> list[str]:
-    return [i.key for i in location.blob.list("", timeout=5) if "/part/" in i.key]
+    return [i.key for i in location.blob.list("", timeout=60) if "/part/" in i.key]
 
 
 def test_what_was_replaced_goes_once_no_reader_is_behind(location: Location, pair: Pair) -> None:

@@ -47,7 +47,7 @@ def test_one_seed_replays_one_history_in_any_process() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=300,
         )
         hashes.add(run.stdout)
     hashes.add(f"{History(3).play()} {History(12).play()}\n")

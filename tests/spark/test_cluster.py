@@ -41,7 +41,7 @@ def test_executors_in_other_processes_import_compact_and_read(tmp_path: Path) ->
         check=False,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr[-4000:]
     total = 2 * sum(range(20_000)) - 1

@@ -29,7 +29,7 @@ def test_the_spark_of_the_readme_runs(tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert "|     5|    2|" in done.stdout

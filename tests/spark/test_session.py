@@ -48,7 +48,7 @@ def test_a_machine_without_java_runs_spark_with_the_bundled_one(tmp_path: Path) 
         text=True,
         env=hidden,
         cwd=tmp_path,
-        timeout=120,
+        timeout=300,
     )
     total, java, rows = run.stdout.splitlines()
     assert total == "499500"

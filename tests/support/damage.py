@@ -25,7 +25,7 @@ __all__ = ["READS", "SMALL", "TABLES", "Lake", "build", "flip", "names", "read_a
 
 SMALL = Settings(
     background=False,
-    timeout_seconds=5.0,
+    timeout_seconds=60.0,
     inline_bytes_max=1_500,
     rollup_every_records=6,
     page_items_max=4,

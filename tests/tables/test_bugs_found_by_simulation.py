@@ -204,7 +204,7 @@ def test_parts_that_go_while_a_leaf_is_read_in_several_pieces_give_their_rows_on
         dead = [key[1] for key, _ in store.data(events.id).state.dead.range()]
         assert len(dead) == 3
         for key in dead:
-            store.location.blob.delete(key, timeout=9)
+            store.location.blob.delete(key, timeout=60)
         assert [(row["k"], row["v"]) for row in scan.to_arrow().to_pylist()] == everything
 
 

@@ -318,7 +318,7 @@ def test_a_fork_gets_a_session_of_its_own_or_is_refused(
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=os.environ,
     )
     assert run.stdout.strip() == expected

@@ -6,18 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.env import RealEnv
 from strandline.testing.faults import FAIL_AFTER, Call, Fault, Faults, FaultyBlob, FaultyConsensus
 from strandline.txn.background import open_store
 from tests.tables.helpers import QUIET, apply
@@ -137,43 +136,37 @@ def test_f1_the_replaced_holder_is_fenced_and_its_objects_stay_until_it_acknowle
         b.append({"k": [2]})
         assert states(db)[first] == "ended"
         blob = db._handle.store.location.blob
-        staged = [info.key for info in blob.list(f"{first}/", timeout=9)]
+        staged = [info.key for info in blob.list(f"{first}/", timeout=60)]
         assert staged
         db.vacuum()
-        assert [info.key for info in blob.list(f"{first}/", timeout=9)] == staged
+        assert [info.key for info in blob.list(f"{first}/", timeout=60)] == staged
         with pytest.raises(sl.Fenced, match="worker 'b' has it"):
             open_one.commit()
         open_one.rollback()
     assert states(db)[first] == "acknowledged"
-    kept = {info.key for info in blob.list(f"{b.session}/", timeout=9)}
+    kept = {info.key for info in blob.list(f"{b.session}/", timeout=60)}
     db.vacuum()
-    assert not list(blob.list(f"{first}/", timeout=9))
-    assert kept == {info.key for info in blob.list(f"{b.session}/", timeout=9)}
+    assert not list(blob.list(f"{first}/", timeout=60))
+    assert kept == {info.key for info in blob.list(f"{b.session}/", timeout=60)}
     assert keys(table) == [2]
     b.release()
 
 
-def test_f2_a_holder_that_is_stopped_is_replaced_at_once(lake: sl.Database) -> None:
+def test_f2_a_holder_that_is_stopped_is_replaced_at_once(
+    lake: sl.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = lake.table("t")
-    with lake.create_table("warm", SCHEMA, row_keys="k").attach("b") as first_use:
-        first_use.append({"k": [1]})  # what a process loads with its first write is not meant here
     with working(lake.url, "a") as a:
         assert a.tell(1) == "committed"
         a.send(signal.SIGSTOP)
-        begun = time.monotonic()
-        b = table.attach("b")
-        attached = time.monotonic()
-        b.append({"k": [2]})
-        first = time.monotonic() - attached
-        others = []
-        for key in range(3, 12):
-            before = time.monotonic()
-            b.append({"k": [key]})
-            others.append(time.monotonic() - before)
-        # The lease of the one that is stopped is 15 minutes. What is beyond two commits is noise
-        # of a machine that does other things.
-        assert first <= 2 * median(others) + 1
-        assert attached - begun < 5
+        # The lease of the one that is stopped is 15 minutes: nothing waits for it to pass.
+        waited: list[float] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(RealEnv, "sleep", lambda _, seconds: waited.append(seconds))
+            b = table.attach("b")
+            for key in range(2, 12):
+                b.append({"k": [key]})
+        assert waited == []
         lake.vacuum()
         assert states(lake)[a.session] == "ended"
         a.send(signal.SIGCONT)
@@ -218,7 +211,7 @@ def test_f12_others_are_told_who_holds_the_table_and_may_write_elsewhere(
                 write()
         blob = other._handle.store.location.blob
         session = other._handle.store.session
-        assert not [i for i in blob.list(f"{session}/", timeout=9) if mine.id in i.key]
+        assert not [i for i in blob.list(f"{session}/", timeout=60) if mine.id in i.key]
         free.append({"k": [1]})
         other.compact("t", strategy="full")
         assert keys(mine) == []
@@ -403,7 +396,7 @@ def test_f7_a_replaced_holder_that_misses_an_object_learns_its_fate(
     b.overwrite({"k": [1]})
     apply(table)
     db.compact("t", strategy="full")
-    db._handle.store.location.blob.delete(old[0], timeout=9)
+    db._handle.store.location.blob.delete(old[0], timeout=60)
     with pytest.raises(sl.Fenced, match="worker 'b'"):
         _read(a, view)
     assert keys(b.table) == [1]
@@ -418,7 +411,7 @@ def test_f7_the_same_in_a_live_session_is_an_alarm(db: sl.Database, table: sl.Ta
         apply(table)
         view = a.table._view(a._handle.deadline(None))
         (part,) = [key[0] for key, _ in view.data.parts.range()]
-        db._handle.store.location.blob.delete(part, timeout=9)
+        db._handle.store.location.blob.delete(part, timeout=60)
         with pytest.raises(sl.Corruption, match="missing"):
             _read(a, view)
 

@@ -78,7 +78,7 @@ class Other:
         return answer
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=300)
 
 
 @pytest.fixture

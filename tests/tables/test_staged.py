@@ -177,7 +177,7 @@ def test_another_process_commits_it(tmp_path: Any) -> None:
             f"with sl.connect({place!r}) as db, db.transaction() as tx:\n"
             "    tx.merge(sl.Staged.from_bytes(sys.stdin.buffer.read()))\n"
         )
-        subprocess.run([sys.executable, "-c", program], input=data, check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", program], input=data, check=True, timeout=300)
         assert sorted(ats(db)) == [*range(100), 500]
     with sl.connect(place) as again:
         assert len(again.table("readings")) == 101

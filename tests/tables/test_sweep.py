@@ -62,7 +62,7 @@ def swept(db: sl.Database, delay: int = 0, **more: Any) -> Sweep:
 
 def objects(db: sl.Database, session: str) -> set[str]:
     blob = db._handle.store.location.blob
-    return {info.key for info in blob.list(f"{session}/", timeout=9)}
+    return {info.key for info in blob.list(f"{session}/", timeout=60)}
 
 
 def states(db: sl.Database) -> dict[str, str]:
@@ -73,7 +73,7 @@ def stray(db: sl.Database, session: str, table: sl.Table) -> str:
     """Puts what a session uploaded and did not commit."""
     store = db._handle.store
     key = str(ObjectKey(session, table.id, "part", "p" + store.env.token_hex(13)))  # type: ignore[arg-type]
-    store.location.blob.put(key, b"PAR1", timeout=9)
+    store.location.blob.put(key, b"PAR1", timeout=60)
     return key
 
 
@@ -196,7 +196,7 @@ def test_what_is_not_the_key_of_an_object_is_left_alone(
     open_database: Open, db: sl.Database, table: sl.Table
 ) -> None:
     session = ended(db, open_database, [1])
-    db._handle.store.location.blob.put(f"{session}/notes", b"mine", timeout=9)
+    db._handle.store.location.blob.put(f"{session}/notes", b"mine", timeout=60)
     swept(db)
     swept(db)
     assert f"{session}/notes" in objects(db, session)
@@ -431,7 +431,7 @@ def test_a_state_that_lost_records_ends_the_sweep(
 ) -> None:
     session = ended(db, open_database, [1, 2])
     apply(table)
-    db._handle.store.txns.tidy(timeout=9)
+    db._handle.store.txns.tidy(timeout=60)
     before = objects(db, session)
     fresh = open_database(settings=PARTS)
     store = fresh._handle.store
@@ -464,7 +464,7 @@ class Scene:
             blob=FaultyBlob(store.location.blob, faults),
             consensus=FaultyConsensus(store.location.consensus, faults),
         )
-        settings = replace(PARTS, timeout_seconds=5.0)
+        settings = replace(PARTS, timeout_seconds=60.0)
         return open_store(place, store.database, store.txns.machine.shard, store.env, settings)
 
     def there(self) -> set[str]:
@@ -515,7 +515,7 @@ def calls_of_a_sweep(name: str) -> int:
     whole = scene(name)
     faults = Faults()
     store = whole.sweeper(faults)
-    done = sweep(store, delay_micros=0, deadline=Deadline(store.env, 5))
+    done = sweep(store, delay_micros=0, deadline=Deadline(store.env, 60))
     assert done.objects == len(whole.garbage)
     assert whole.there() == whole.needed
     return sum(faults.counts.values())
@@ -531,7 +531,7 @@ def test_a_fault_at_any_call_of_a_sweep_deletes_nothing_that_is_needed(what: str
         faults = Faults(lambda call, n=number, f=fault: f if call.number == n else None)  # type: ignore[misc]
         store = one.sweeper(faults)
         with suppress(sl.StrandlineError, Died):
-            sweep(store, delay_micros=0, deadline=Deadline(store.env, 5))
+            sweep(store, delay_micros=0, deadline=Deadline(store.env, 60))
         assert one.needed <= one.there(), (what, number)
         while faults.late:
             faults.land()

@@ -168,12 +168,12 @@ def test_others_commit_while_tables_come_and_go(
 
     def append(own: Database) -> None:
         table = own["readings"]  # a handle goes on, whatever the table is called
-        ready.wait(timeout=60)
+        ready.wait(timeout=300)
         for number in range(rounds):
             table.append(row(number))
 
     def alter(own: Database) -> None:
-        ready.wait(timeout=60)
+        ready.wait(timeout=300)
         for number in range(rounds):
             with own.transaction() as tx:
                 made = tx.create_table(f"t{number}", KEYED, row_keys="item")
@@ -187,7 +187,7 @@ def test_others_commit_while_tables_come_and_go(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join()
     assert not failures
     with open_database() as db:
         last = rounds - 1

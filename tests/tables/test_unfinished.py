@@ -85,14 +85,14 @@ def test_the_age_is_by_the_clock_of_the_location(
 def test_an_upload_under_way_is_neither_told_nor_deleted(lake: Path) -> None:
     with sl.connect(lake) as db:
         blob = db._handle.store.location.blob
-        with blob.upload("w/late", timeout=9.0) as sink:
+        with blob.upload("w/late", timeout=60) as sink:
             sink.write(b"half")
             (path,) = (lake / TEMPORARY_DIRECTORY).iterdir()
             os.utime(path, (1_000, 1_000))
             assert not vacuumed(db)
             assert not unfinished(db)
             sink.write(b" done")
-        assert blob.get("w/late", timeout=9.0) == b"half done"
+        assert blob.get("w/late", timeout=60) == b"half done"
 
 
 def test_a_vacuum_of_one_table_leaves_it_alone(lake: Path) -> None:

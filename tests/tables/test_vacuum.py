@@ -157,7 +157,7 @@ def machine(db: Database, table: Table | str | None) -> Machine:
 def shards(db: Database) -> list[Machine]:
     """Of the database and of every table that there is or was."""
     store = db._handle.store
-    state = store.txns.refresh(timeout=9)
+    state = store.txns.refresh(timeout=60)
     tables = store.txns.machine.run(lambda s: {k[0] for k, _ in s.tables.range()}, state=state)
     return [store.txns.machine, *(store.data(table) for table in sorted(tables))]
 

@@ -65,7 +65,7 @@ def counted(table: Any) -> Words:
 
 def words(txns: TxnsHandle, shard: str, as_of: int) -> Words:
     """What a shard has as of a time, by the handle."""
-    return counted(txns.snapshot(shard, as_of, timeout=5))
+    return counted(txns.snapshot(shard, as_of, timeout=60))
 
 
 def commit(txns: TxnsHandle, time: int, **writes: Words) -> Committed:

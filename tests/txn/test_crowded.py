@@ -24,7 +24,10 @@ SETTINGS = sl.Settings(background=False)
 def test_who_lost_once_looks_within_its_turn_and_does_not_lose_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sl.connect(tmp_path, settings=SETTINGS) as one, sl.connect(tmp_path) as other:
+    with (
+        sl.connect(tmp_path, settings=SETTINGS) as one,
+        sl.connect(tmp_path, settings=SETTINGS) as other,
+    ):
         one.create_table("rows", SCHEMA, row_keys="k")
         other["rows"].append({"k": [0], "n": [0]})
         puts: Counter[bool] = Counter()

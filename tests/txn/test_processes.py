@@ -13,7 +13,7 @@ def check(path: Path, *, transactions: int, kills: int, seed: int) -> None:
     played = Run(path, transactions=transactions, kills=kills, seed=seed).play()
     assert played.found == []
     committed = sum(did.outcome == "committed" for did in played.history)
-    assert committed > transactions / 3
+    assert committed > transactions / 10
 
 
 def test_what_processes_saw_is_what_their_isolation_promises(tmp_path: Path) -> None:

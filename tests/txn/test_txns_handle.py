@@ -87,14 +87,14 @@ def registered(txns: TxnsHandle) -> TxnsHandle:
 
 def puts(location: Location) -> int:
     """Objects at the location."""
-    return len(list(location.blob.list("", timeout=5)))
+    return len(list(location.blob.list("", timeout=60)))
 
 
 def raw(location: Location, shard: str, as_of: int) -> Words:
     """What the shard itself has."""
     _, read = open_shard(location, shard, settings=QUIET)
     with read:
-        return counted(read.read(as_of, timeout=5))
+        return counted(read.read(as_of, timeout=60))
 
 
 # --- CASES
@@ -181,7 +181,7 @@ def test_what_a_killed_process_committed_is_there_once_whoever_applies_it(
         with handle(location) as txns:
             txns.register(D0, 1)
             killed = subprocess.run(
-                [sys.executable, "-c", KILLED, url, TXNS, D0, size], check=False, timeout=60
+                [sys.executable, "-c", KILLED, url, TXNS, D0, size], check=False, timeout=300
             )
             assert killed.returncode == -9
             assert words(txns, D0, 2) == {"a": 1, "b": 2}
@@ -232,13 +232,13 @@ def test_what_two_tidy_is_retracted_once(location: Location, registered: TxnsHan
     with handle(location) as other:
         # Both have looked and found it; then both retract it.
         for each in (registered, other):
-            state = each._store.txns.refresh(timeout=5)
+            state = each._store.txns.refresh(timeout=60)
             assert each._store.unapplied(state) == [D0]
             each._store.txns.to_be_tidied([(D0, 3, 0)])
         assert registered.tidy() + other.tidy() == 1
-        seqno = other._store.txns.refresh(timeout=5).seqno
+        seqno = other._store.txns.refresh(timeout=60).seqno
         assert (registered.tidy(), other.tidy()) == (0, 0)
-        assert other._store.txns.refresh(timeout=5).seqno == seqno
+        assert other._store.txns.refresh(timeout=60).seqno == seqno
     entries = registered._store.txns.machine.run(lambda s: list(s.entries.range()))
     assert [(key, entry.batch.rows) for key, entry in entries] == [((D0, 3, 0), 0)]
 
@@ -420,7 +420,7 @@ def test_a_registration_that_ends_anywhere_is_finished_or_given_back(location: L
                 dying.register(shard, time)
             except Crash:
                 crashed = True
-            owner = txns._store.data(shard).refresh(timeout=5).meta.owner
+            owner = txns._store.data(shard).refresh(timeout=60).meta.owner
             is_registered = shard in txns.registered()
             assert owner == TXNS or not is_registered
             half += crashed and owner == TXNS and not is_registered
@@ -461,7 +461,7 @@ def test_a_forget_that_ends_anywhere_is_finished_or_undone(
                 dying.forget(shard, txns.upper)
             except Crash:
                 crashed = True
-            owner = txns._store.data(shard).refresh(timeout=5).meta.owner
+            owner = txns._store.data(shard).refresh(timeout=60).meta.owner
             is_registered = shard in txns.registered()
             assert owner == TXNS or not is_registered
             half += crashed and owner == TXNS and not is_registered
@@ -560,7 +560,7 @@ def test_a_shard_is_forgotten_only_with_everything_applied(registered: TxnsHandl
     assert not late
     assert registered.registered() == (D1,)
     machine = registered._store.data(D0)
-    assert machine.refresh(timeout=5).meta.upper == 9
+    assert machine.refresh(timeout=60).meta.upper == 9
     assert words(registered, D0, 8) == {"a": 3}
 
 
@@ -672,7 +672,7 @@ def test_a_commit_whose_answer_was_lost_is_not_committed_twice(
     described(location, D0, D1)
     place, consensus = planned(location, [])
     env = Meddling()
-    with handle(place, replace(sized, timeout_seconds=2.0), env=env) as txns:
+    with handle(place, replace(sized, timeout_seconds=60.0), env=env) as txns:
         txns.register(D0, 1)
         txns.register(D1, 2)
         txn = txns.begin()
@@ -803,7 +803,7 @@ def test_a_part_of_what_is_committed_may_be_applied(registered: TxnsHandle) -> N
     for time in (3, 5, 7):
         commit(registered, time, **{D0: {"a": 1}})
     assert registered.apply_le(5) == 2
-    assert registered._store.data(D0).refresh(timeout=5).meta.upper == 6
+    assert registered._store.data(D0).refresh(timeout=60).meta.upper == 6
     assert [words(registered, D0, time) for time in (2, 4, 6, 7)] == [
         {},
         {"a": 1},
@@ -1040,7 +1040,7 @@ def test_parts_of_a_session_that_ended_are_not_committed(location: Location) -> 
         data = txn.to_bytes()
         machine = driver._store.txns.machine
         count = machine.run(
-            lambda s: s.sessions.get((str(session),)), state=machine.refresh(timeout=5)
+            lambda s: s.sessions.get((str(session),)), state=machine.refresh(timeout=60)
         )
         assert count is not None
         assert machine.submit(Expire(str(session), count.count))
@@ -1071,7 +1071,7 @@ def test_a_sweep_of_a_database_beside_it_deletes_nothing_committed_and_not_appli
             told = {(row["table"], row["use"]): row["objects"] for row in parts}
             assert told[f"(shard {D0})", "not applied"] == 1
             assert [count for (_, use), count in told.items() if use == "unknown"] == [1]
-            done = sweep(db._handle.store, delay_micros=0, deadline=Deadline(RealEnv(), 20))
+            done = sweep(db._handle.store, delay_micros=0, deadline=Deadline(RealEnv(), 60))
             assert done.objects == 1, "what was not committed"
             assert puts(location) == before - 1
             with handle(location) as txns:
@@ -1091,7 +1091,7 @@ def test_reads_wait_for_times_to_come(location: Location, registered: TxnsHandle
     env = Meddling()
     env.meanwhile = [lambda: None, lambda: commit(registered, 5, **{D0: {"a": 1}})]
     with handle(location, env=env) as waiting:
-        assert counted(waiting.snapshot(D0, 5, timeout=5)) == {"a": 1}
+        assert counted(waiting.snapshot(D0, 5, timeout=60)) == {"a": 1}
     with pytest.raises(UsageError, match="never registered"):
         registered.snapshot(new_shard_id(), 3)
     with pytest.raises(UsageError):
@@ -1293,9 +1293,9 @@ def test_a_shards_own_handles_read_what_is_applied_at_its_times(
         ]
         assert read.downgrade_since(6) == 6
         machine = registered._store.data(D0)
-        assert machine.refresh(timeout=5).meta.since == 5, "below upper"
+        assert machine.refresh(timeout=60).meta.since == 5, "below upper"
         registered.apply_le(6)
-        assert machine.refresh(timeout=5).meta.since == 6, "as far as its readers let it"
+        assert machine.refresh(timeout=60).meta.since == 6, "as far as its readers let it"
         assert list(read.listen(6, until=7)) == []
 
 
@@ -1310,7 +1310,7 @@ def test_a_handle_opens_a_txns_shard_whose_log_was_shortened(
     for _ in range(3):
         vacuum_shard(location, TXNS, delay_seconds=0, settings=QUIET)
         vacuum_shard(location, D0, delay_seconds=0, settings=QUIET)
-    assert location.consensus.scan(TXNS, 0, 1, timeout=5)[0].seqno > 1
+    assert location.consensus.scan(TXNS, 0, 1, timeout=60)[0].seqno > 1
     with handle(location) as fresh:
         assert (fresh.upper, fresh.since) == (40, 20)
         assert words(fresh, D0, 39) == {"a": 37}

@@ -276,7 +276,7 @@ def test_the_generated_module_is_fresh(tmp_path: Path) -> None:
     source = package / "state" / "strandline.proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(package.parent)]
     command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", str(source)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     for name in ("strandline_pb2.py", "strandline_pb2.pyi"):
         made = (tmp_path / "strandline" / "state" / name).read_text(encoding="utf-8")
         kept = (package / "state" / name).read_text(encoding="utf-8")

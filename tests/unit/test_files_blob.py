@@ -17,7 +17,7 @@ from strandline.location.blob import BlobExists, BlobMissing
 from strandline.location.failures import Refused
 from strandline.location.files import TEMPORARY_DIRECTORY, FileBlob
 
-T = 10.0
+T = 120.0
 
 
 @pytest.fixture(name="blob")

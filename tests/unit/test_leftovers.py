@@ -20,7 +20,7 @@ from strandline.errors import LocationError
 from strandline.location.files import TEMPORARY_DIRECTORY, FileBlob
 from strandline.location.retry import RetryingBlob
 
-T = 10.0
+T = 120.0
 LATER = 1 << 60
 
 WRITER = """

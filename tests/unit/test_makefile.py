@@ -47,7 +47,7 @@ def make(checkout: Path, *arguments: str, failing: str = "") -> tuple[int, str, 
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     ran = checkout / "ran"
     lines = ran.read_text(encoding="utf-8").splitlines() if ran.exists() else []

@@ -30,7 +30,7 @@ from strandline.location.turnstile import FairLock, Turnstile
 from strandline.testing.consensus_contract import append_until
 from strandline.testing.processes import in_processes, side_by_side
 
-T = 30.0
+T = 120.0
 
 
 @pytest.fixture(name="path")
@@ -646,7 +646,7 @@ for name in ("", "-wal", "-shm", "-lock", "-front"):
 assert not os.access(os.path.dirname(sys.argv[1]), os.W_OK)
 log = SqliteConsensus(sys.argv[1], RealEnv(), mode="r")
 for line in sys.stdin:
-    print(log.head("s", timeout=5).seqno, len(log.scan("s", 1, 1000, timeout=5)), flush=True)
+    print(log.head("s", timeout=60).seqno, len(log.scan("s", 1, 1000, timeout=60)), flush=True)
 """
 
 

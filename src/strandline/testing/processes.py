@@ -18,7 +18,7 @@ def side_by_side(functions: Sequence[Callable[[], T]]) -> list[T]:
     gate = threading.Barrier(len(functions))
 
     def run(function: Callable[[], T]) -> T:
-        gate.wait(timeout=60)
+        gate.wait(timeout=300)
         return function()
 
     with ThreadPoolExecutor(len(functions)) as pool:

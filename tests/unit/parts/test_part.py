@@ -66,7 +66,7 @@ class Store:
             schema,
             identity=WHO,
             settings=self.settings,
-            timeout=10,
+            timeout=60,
         )
 
     def write_many(
@@ -79,15 +79,15 @@ class Store:
             schema,
             identity=WHO,
             settings=self.settings,
-            timeout=10,
+            timeout=60,
             cuts=cuts,
         )
 
     def read(self, part: Part, schema: TableSchema = SCHEMA, **wanted: Any) -> pa.Table:
         columns = wanted.pop("columns", None)
-        table = self.reader.read(part, schema, columns=columns, timeout=10, **wanted)
+        table = self.reader.read(part, schema, columns=columns, timeout=60, **wanted)
         batches = list(
-            self.reader.batches(part, schema, columns=columns, timeout=10, rows=14, **wanted)
+            self.reader.batches(part, schema, columns=columns, timeout=60, rows=14, **wanted)
         )
         assert pa.Table.from_batches(batches, table.schema).equals(table)
         table.validate(full=True)
@@ -115,7 +115,7 @@ def test_what_was_written_is_read() -> None:
     read = store.read(part)
     assert read.equals(table)
     assert read.schema.equals(SCHEMA.arrow, check_metadata=True)
-    assert part.size == len(store.blob.get(part.key, timeout=1))
+    assert part.size == len(store.blob.get(part.key, timeout=60))
     assert (part.rows, part.distinct, part.has_diff) == (100, True, False)
     assert (part.lower, part.upper) == KeyCodec(SCHEMA).first_last(table)
     assert (part.time_min, part.time_max, part.schema_version) == (None, None, 1)
@@ -124,7 +124,7 @@ def test_what_was_written_is_read() -> None:
 def test_a_part_is_plain_parquet_for_others() -> None:
     store, table = Store(), rows(100)
     part = store.write(table.to_batches(max_chunksize=11))
-    read = pq.read_table(pa.BufferReader(store.blob.get(part.key, timeout=1)))
+    read = pq.read_table(pa.BufferReader(store.blob.get(part.key, timeout=60)))
     assert read.equals(table)
 
 
@@ -249,7 +249,7 @@ def test_a_lookup_touches_one_row_group_and_opens_nothing_again() -> None:
     store.blob = Counting(store.store, ENV)
     store.reader = PartReader(store.blob, SMALL, ENV)
     part = store.write(rows(700))
-    opened = store.reader.opened(part, timeout=1)
+    opened = store.reader.opened(part, timeout=60)
     codec = KeyCodec(SCHEMA)
     touched = [
         len(opened.groups_in(KeyRange(key, key, closed=True).interval(codec)))
@@ -260,7 +260,7 @@ def test_a_lookup_touches_one_row_group_and_opens_nothing_again() -> None:
     assert touched.count(2) < 10
     for k in range(10):
         found = store.reader.read(
-            part, SCHEMA, columns=None, ranges=[KeyRange((k,), (k,), closed=True)], timeout=1
+            part, SCHEMA, columns=None, ranges=[KeyRange((k,), (k,), closed=True)], timeout=60
         )
         assert found.column("k").to_pylist() == [k] * 3
     assert store.blob.opened == 1
@@ -270,7 +270,7 @@ def test_a_found_row_does_not_keep_its_row_group_in_memory() -> None:
     store = Store(Settings())
     part = store.write(rows(8_000))
     found = store.reader.read(
-        part, SCHEMA, columns=None, ranges=[KeyRange((7,), (7,), closed=True)], timeout=1
+        part, SCHEMA, columns=None, ranges=[KeyRange((7,), (7,), closed=True)], timeout=60
     )
     assert found.num_rows == 3
     assert found.get_total_buffer_size() < 2_000

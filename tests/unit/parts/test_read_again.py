@@ -52,11 +52,11 @@ def stored(tmp_path: Path, env: RealEnv) -> Stored:
         shard="s" + "0" * 16,
     )
     key = f"w{'0' * 16}/s{'0' * 16}/part/p{'0' * 24}.parquet"
-    part = write_part(blob, key, table, schema, identity=identity, settings=SETTINGS, timeout=9)
+    part = write_part(blob, key, table, schema, identity=identity, settings=SETTINGS, timeout=60)
     reader = PartReader(blob, SETTINGS, env)
 
     def scan() -> pa.Table:
-        loads = reader.chunks(part, schema, columns=None, intervals=[EVERYTHING], timeout=9)
+        loads = reader.chunks(part, schema, columns=None, intervals=[EVERYTHING], timeout=60)
         return pa.concat_tables([load(9) for load in loads])
 
     path = tmp_path / key
@@ -66,7 +66,7 @@ def stored(tmp_path: Path, env: RealEnv) -> Stored:
 
 def chunk(reader: PartReader, part: Part) -> tuple[int, int]:
     """Where one column of one row group in the middle begins and ends."""
-    column = reader.opened(part, timeout=9).metadata.row_group(2).column(1)
+    column = reader.opened(part, timeout=60).metadata.row_group(2).column(1)
     return column.data_page_offset, column.data_page_offset + column.total_compressed_size
 
 

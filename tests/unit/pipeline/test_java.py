@@ -117,7 +117,7 @@ def test_many_processes_make_the_cache_at_once(tmp_path: Path) -> None:
         subprocess.Popen(command, env=environ(tmp_path), stdout=subprocess.PIPE, text=True)
         for _ in range(8)
     ]
-    answers = [process.communicate(timeout=120)[0].strip() for process in processes]
+    answers = [process.communicate(timeout=300)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0] * 8
     assert len(set(answers)) == 1
     assert [p.name for p in (Path(answers[0]) / "bin").iterdir()] == ["java"]
