@@ -24,7 +24,7 @@ from strandline.parts.merge import Source
 from strandline.parts.plain import bools, int64s, numbers_of
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.updates import OLD, OP, first_of_each, happened, netted, updates_in
-from strandline.reading import Reading, Want, cuts, intervals_of, typed
+from strandline.reading import Reading, Want, cuts, intervals_of, typed, united_tables
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
 from strandline.state.replay import State
@@ -259,7 +259,7 @@ class Difference:
             return reading.table()
         # What lies between the keys comes along; it is left out table by table.
         found = [with_keys_of(table, looked_up, keys) for table in reading.tables()]
-        return pa.concat_tables(found) if found else None
+        return united_tables(found, reading.arrow)
 
     def _view_before(self) -> View | None:
         """The table as of `after`; None if it was not there yet."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from strandline.conditions import compile_where
 from strandline.env import Deadline
-from strandline.errors import UsageError
+from strandline.errors import AsOfTooOld, UsageError
 from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import with_times
-from strandline.reading import Reading, Want, arrow_of, parts_of, typed, united_tables
+from strandline.reading import Reading, Want, anew, arrow_of, parts_of, typed, united_tables
 from strandline.state.model import TableVersion
 from strandline.times import told
 from strandline.txn.view import View
 
 __all__ = ["Explanation", "Scan", "columns_of", "want_of"]
+
+A = TypeVar("A")
 
 _BATCH_ROWS = 65_536
 """Rows in a batch of a stream, at most."""
@@ -93,13 +96,16 @@ class Scan:
 
     def to_arrow(self) -> pa.Table:
         """All rows as a table."""
-        reading = self._reading()
+        return self._taken(self._whole)
+
+    def _whole(self, reading: Reading) -> pa.Table:
         if self._limit is None:
             return reading.table()
         return united_tables(list(self._limited(reading)), reading.arrow)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """All rows as a stream, in bounded memory. It reads as of the moment of this call.
+        """All rows as a stream, in bounded memory. It reads as of the moment of this call; if the
+        table gives that up before the first rows are taken, as of a later one.
 
         `timeout` bounds the planning and each wait for data, not the whole of the stream.
         """
@@ -126,8 +132,11 @@ class Scan:
 
     def count(self) -> int:
         """How many rows there are; without reading them where the metadata is exact."""
-        reading = self._reading(count=True)
-        rows = reading.count()
+        want = self._want
+        if not want.raw:
+            first = self._version.row_keys[:1]
+            want = Want(first, want.ranges, want.condition, ordered=False)
+        rows = self._taken(Reading.count, want)
         return rows if self._limit is None else min(rows, self._limit)
 
     def explain(self) -> Explanation:
@@ -164,13 +173,25 @@ class Scan:
     def __repr__(self) -> str:
         return f"<strandline.Scan of {self._version.name!r}: {', '.join(self.schema.names)}>"
 
-    def _reading(self, *, count: bool = False) -> Reading:
+    def _taken(self, take: Callable[[Reading], A], want: Want | None = None) -> A:
+        """What is taken of a reading before anybody has anything of it."""
+        wanted = want or self._want
         deadline = self._handle.deadline(self._timeout)
-        want = self._want
-        if count and not want.raw:
-            first = self._version.row_keys[:1]
-            want = Want(first, want.ranges, want.condition, ordered=False)
-        return Reading(self._handle, self._view(deadline), want, deadline, self._timeout)
+        return anew(
+            self._view(deadline),
+            lambda: self._view(deadline),
+            lambda view: take(self._reading_of(view, wanted, deadline)),
+        )
+
+    def _reading(self) -> Reading:
+        deadline = self._handle.deadline(self._timeout)
+        try:
+            return self._reading_of(self._view(deadline), self._want, deadline)
+        except AsOfTooOld:  # of the first view, by now; or again
+            return self._reading_of(self._view(deadline), self._want, deadline)
+
+    def _reading_of(self, view: View, want: Want, deadline: Deadline) -> Reading:
+        return Reading(self._handle, view, want, deadline, self._timeout)
 
     def _limited(self, reading: Reading) -> Iterator[pa.Table]:
         if self._limit is None:
@@ -184,7 +205,16 @@ class Scan:
                 return
 
     def _batches(self, reading: Reading) -> Iterator[pa.RecordBatch]:
-        for table in self._limited(reading):
+        def begun(again: Reading) -> tuple[list[pa.Table], Iterator[pa.Table]]:
+            tables = self._limited(again)
+            return list(islice(tables, 1)), tables
+
+        try:
+            first, rest = begun(reading)
+        except AsOfTooOld:
+            # Nothing was given yet; a view of a time that was asked for is too old again.
+            first, rest = self._taken(begun)
+        for table in chain(first, rest):
             yield from table.to_batches(max_chunksize=_BATCH_ROWS)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from strandline.conditions import Comparison, Condition, key_ranges
 from strandline.env import Deadline
-from strandline.errors import Corruption, Fenced, LocationError
+from strandline.errors import AsOfTooOld, Corruption, Fenced, LocationError
 from strandline.handle import Handle
 from strandline.ids import session_of
 from strandline.location import BlobMissing
@@ -36,6 +36,7 @@ __all__ = [
     "Piece",
     "Reading",
     "Want",
+    "anew",
     "arrow_of",
     "cuts",
     "intervals_of",
@@ -43,6 +44,8 @@ __all__ = [
     "typed",
     "united_tables",
 ]
+
+A = TypeVar("A")
 
 _PIECE_ROWS = 262_144
 """Rows in a piece, about: few enough to hold several, enough that a piece's overhead is small."""
@@ -152,6 +155,11 @@ class Reading:
 
     def table(self) -> pa.Table:
         """All rows, in memory."""
+        found = self._table()
+        self._give()
+        return found
+
+    def _table(self) -> pa.Table:
         pieces = [piece for task in self.tasks for piece in self._pieces(task, None)]
         if not pieces:
             return _empty(self.arrow)
@@ -163,10 +171,21 @@ class Reading:
         return pa.concat_tables(self._handle.store.env.parallel(self.read, pieces))
 
     def tables(self, limit: int | None = None) -> Iterator[pa.Table]:
-        """All rows, or somewhat more than the first `limit`, in bounded memory.
+        """All rows, or somewhat more than the first `limit`, in bounded memory. No table is empty.
 
         Whoever takes the rows may take any time: each read has the whole timeout for itself.
         """
+        given = False
+        for table in self._tables(limit):
+            if table.num_rows:
+                if not given:
+                    self._give()
+                given = True
+                yield table
+        if not given:
+            self._give()
+
+    def _tables(self, limit: int | None) -> Iterator[pa.Table]:
         self._streaming = True
         pieces = (piece for task in self.tasks for piece in self._pieces(task, limit))
         if limit is not None or self._reads_others():
@@ -189,6 +208,10 @@ class Reading:
         self.tasks = unknown
         counts: Iterator[int] = (table.num_rows for table in self.tables())
         return known + sum(counts)
+
+    def _give(self) -> None:
+        if self.view.given is not None:
+            self.view.given()
 
     def _reads_others(self) -> bool:
         # SUBTLE: a condition with subqueries reads tables itself. On the threads that it would wait
@@ -567,6 +590,31 @@ class Reading:
                     number,
                     Source(data.select(names), block.last, distinct=False, rows_from=first),
                 )
+
+
+def anew(first: View, again: Callable[[], View], read: Callable[[View], A]) -> A:
+    """What `read`, which gives nothing to anybody before it returns, makes of a view; if the table
+    has given up the view's time meanwhile, of the later one of `again`.
+
+    SUBTLE: with a short retention the latest time is given up as soon as there is another, and a
+    vacuum may take the objects of a read that is under way. Who planned anew from the newest state
+    would do so at a time that is before its since. A view of a time that was asked for stays where
+    it is, and so does one of a transaction that has read something: there the error is the answer.
+    """
+    view = first
+    while True:
+        try:
+            if view.given is None:
+                return read(view)
+            found = read(replace(view, given=None))
+            view.given()
+        except AsOfTooOld:
+            later = again()
+            if later.as_of == view.as_of:
+                raise
+            view = later
+        else:
+            return found
 
 
 def parts_of(task: ReadTask) -> Iterator[tuple[Part, Interval, int]]:

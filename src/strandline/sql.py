@@ -52,7 +52,7 @@ class Relation:
 
     Everything that DuckDB's relation has: `fetchall()`, `df()`, `pl()`, `arrow()`,
     `filter(…)`, `show()`, and so on. It may be read many times, from one thread at a time, and
-    gives the same rows each time.
+    gives the same rows each time, for as long as the tables keep what they were then.
     """
 
     def __init__(self, relation: Any, cursor: Duck, failures: Failures, what: str) -> None:
@@ -152,7 +152,11 @@ class _Tables:
     def views(self, versions: Sequence[TableVersion], as_of: int | None = None) -> list[View]:
         """Some of them, all at one time: `as_of`, or the statement's."""
         if self.transaction is not None:
-            return [self.transaction.view(v.table, self.deadline) for v in versions]
+            while True:
+                opened = [self.transaction.view(v.table, self.deadline) for v in versions]
+                # As long as it has read nothing, a table with a short retention moves it on.
+                if len({view.as_of for view in opened}) <= 1:
+                    return opened
         moment = self.as_of if as_of is None else as_of
         names = [version.name for version in versions]
         return views(self.handle.store, names, moment, timeout=self.deadline.remaining())

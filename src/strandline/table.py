@@ -22,7 +22,7 @@ from strandline.history import history
 from strandline.inspection import partitions, parts
 from strandline.parts.keys import KeyRange
 from strandline.query import Scan, columns_of, want_of
-from strandline.reading import Reading, Want, typed
+from strandline.reading import Reading, Want, anew, typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.subscription import Subscription, seconds_of, start_of, subscribed
@@ -617,7 +617,11 @@ class Table:
         deadline = self._handle.deadline(timeout)
         chosen = None if columns is None else columns_of(self._version, columns)
         want = Want(chosen, tuple([KeyRange(p, p, closed=True) for p in prefixes]))
-        return Reading(self._handle, self._view(deadline), want, deadline).table()
+
+        def rows(view: View) -> pa.Table:
+            return Reading(self._handle, view, want, deadline).table()
+
+        return anew(self._view(deadline), lambda: self._view(deadline), rows)
 
 
 def changes_wanted(

@@ -38,6 +38,7 @@ from strandline.staged import Staged, new_id
 from strandline.state.commands import Read, Split, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
+from strandline.state.replay import State
 from strandline.state.tokens import token_of
 from strandline.table import Table
 from strandline.times import Commit, told
@@ -119,11 +120,14 @@ class Transaction:
         self._merged: list[Staged] = []
         """They keep their sessions alive."""
         self._merged_reads: list[Read] = []
+        self._has_read = False
+        """Whether anything was read. Before that, the time that is read may move on."""
         self._lock = threading.Lock()
         self._over = ""
         self.read_time = txns.latest(known)
-        """The time at which everything is read, in µs; -1 in a database without a commit. If the
-        table keeps no history of it any more at the first read, it becomes a later one."""
+        """The time at which everything is read, in µs; -1 in a database without a commit. If a
+        table keeps no history of it any more when it is read, it becomes a later one, as long as
+        nothing was read."""
         self.committed: Commit | None = None
         """What was committed, once it was."""
 
@@ -355,21 +359,8 @@ class Transaction:
     def view(self, table: str, deadline: Deadline) -> View:
         """The table with that id as the transaction sees it; what is read of it is remembered."""
         self._check_open()
-        store = self._handle.store
         version = self.version(table)
-        base = self._bases.get(table)
-        if base is None:
-            try:
-                base = self._base(table, deadline)
-            except AsOfTooOld:
-                if self._bases or self._writes:
-                    raise
-                # Nothing was read yet, so that a later time does as well. What this handle knew
-                # may be long ago, and would stay so: nothing else looks for more.
-                self._state = store.txns.refresh(timeout=deadline.remaining())
-                self.read_time = store.txns.latest(self._state)
-                base = self._base(table, deadline)
-            self._bases[table] = base
+        base = self._bases.get(table) or self._based(table, deadline)
         own = tuple(self._writes.get(table, ()))
         # The base knows it by the name of the moment that is read.
         return replace(
@@ -378,6 +369,7 @@ class Transaction:
             entries=base.entries + own,
             own=own,
             seen=partial(self._saw, table),
+            given=partial(self._gave, base.as_of),
         )
 
     def add(self, writes: Sequence[tuple[TableVersion, Write]]) -> Commit:
@@ -388,9 +380,10 @@ class Transaction:
             self.version(version.table)
             if not write.batch.rows:
                 continue
-            # As if written at the time that is read, after everything else of that time.
-            entry = Entry(version.table, max(0, self.read_time), next(_ordinals), "", write.batch)
             with self._lock:
+                # As if written at the time that is read, after everything else of that time.
+                time = max(0, self.read_time)
+                entry = Entry(version.table, time, next(_ordinals), "", write.batch)
                 self._writes.setdefault(version.table, []).append(entry)
             rows += write.batch.rows
         return Commit(self.read_time, rows, tuple(dict.fromkeys(v.name for v, _ in writes)))
@@ -399,18 +392,66 @@ class Transaction:
 
     def _to_be_written(self, options: WriteOptions) -> list[tuple[TableVersion, Write]]:
         return [
-            (self._versions[table], Write(table, batch))
+            (self.version(table), Write(table, batch))
             for table in self._writes
             for batch in self._batches(table, options)
         ]
 
-    def _base(self, table: str, deadline: Deadline) -> View:
+    def _based(self, table: str, deadline: Deadline) -> View:
+        """The table as others left it, at the time that is read."""
+        while True:
+            with self._lock:
+                state, time = self._state, self.read_time
+            try:
+                base = self._base(table, state, time, deadline)
+            except AsOfTooOld:
+                if not self._moves_on(time, deadline):
+                    raise
+                continue
+            with self._lock:
+                if self._has_read:
+                    self._bases[table] = base
+            return base
+
+    def _base(self, table: str, state: State, time: int, deadline: Deadline) -> View:
         store = self._handle.store
         if self._is_new(table):
-            version = self._changes[table].after
-            return view_at(store, self._state, version, max(0, self.read_time), deadline)
-        version = store.txns.table_by_id(self._state, table)
-        return view_at(store, self._state, version, self.read_time, deadline)
+            # Also in a database without a commit, whose time is -1.
+            return view_at(store, state, self._changes[table].after, max(0, time), deadline)
+        version = store.txns.table_by_id(state, table)
+        return view_at(store, state, version, time, deadline)
+
+    def _moves_on(self, before: int, deadline: Deadline) -> bool:
+        """Whether the time that is read is a later one than `before` now, as that is given up.
+
+        It moves while nothing was read. What this handle knew may be long ago, and would stay so:
+        nothing else looks for more.
+        """
+        txns = self._handle.store.txns
+        state = txns.refresh(timeout=deadline.remaining())
+        latest = txns.latest(state)
+        with self._lock:
+            if self._has_read or latest <= self.read_time:
+                return self.read_time > before
+            self._state, self.read_time = state, latest
+            self._versions = {t: v for t, v in self._versions.items() if t in self._changes}
+            for table, entries in self._writes.items():
+                self._writes[table] = [replace(entry, time=latest) for entry in entries]
+        return True
+
+    def _gave(self, time: int) -> None:
+        """A read of that time gives its first rows: from now on the transaction is there.
+
+        SUBTLE: of several reads that begin at once one may have moved the time. What the others
+        have found was not given to anybody yet, and they begin anew.
+        """
+        with self._lock:
+            if max(0, self.read_time) != max(0, time):
+                raise AsOfTooOld(
+                    f"the transaction went on from {time}, which is not kept any more, to "
+                    f"{self.read_time} before it had read anything; read again"
+                )
+            self._has_read = True
 
     def _check_open(self) -> None:
         if self._over:
@@ -434,7 +475,7 @@ class Transaction:
         have its time, and time is rank. So several writes become one, in which the last row counts.
         """
         batches = [entry.batch for entry in self._writes[table]]
-        version = self._versions[table]
+        version = self.version(table)
         if version.kind == "keyed" and len(batches) > 1:
             one = united_batch(self._handle, version, batches, options)
             self._writes[table] = [replace(self._writes[table][-1], batch=one)]
@@ -472,7 +513,7 @@ class Transaction:
         if self._isolation != "snapshot" or any(read.table == table for read in self._merged_reads):
             return True  # of what was merged it is known what matters, not for which isolation
         return any(
-            touches(self._handle, self._versions[table], entry.batch, keys)
+            touches(self._handle, self.version(table), entry.batch, keys)
             for entry in self._writes.get(table, ())
         )
 

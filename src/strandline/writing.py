@@ -16,7 +16,7 @@ from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, Us
 from strandline.handle import Handle
 from strandline.history import commit_at
 from strandline.parts.batch import build_batch
-from strandline.reading import typed
+from strandline.reading import anew, typed
 from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
 from strandline.state.plan import leaf_bounds, united
@@ -233,10 +233,17 @@ def commit_computed(
     store = handle.store
     if options.transaction is not None:
         # It remembers what is read, and is the one that is begun anew if that changes.
-        within = options.transaction.view(table, options.deadline)
-        return options.transaction.add(
-            [(within.version, Write(table, batch)) for batch in compute(within)]
-        )
+        transaction = options.transaction
+
+        def added(within: View) -> Commit:
+            return transaction.add(
+                [(within.version, Write(table, batch)) for batch in compute(within)]
+            )
+
+        def within() -> View:
+            return transaction.view(table, options.deadline)
+
+        return anew(within(), within, added)
     # Short ones, as in `transact`.
     pauses = iter(retry_delays(store.env, first_seconds=0.001, most_seconds=0.008))
     given_up: int | None = None

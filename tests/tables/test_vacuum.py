@@ -19,6 +19,7 @@ from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ObjectKey, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.reading import Reading
 from strandline.settings import Settings
 from strandline.shard.machine import Machine, _may_be_named
 from strandline.state.codec import decode_receipt, decode_record, decode_rollup
@@ -900,3 +901,150 @@ def _failing(how: str, number: int) -> Callable[[Call], Fault | None]:
         return Fault(before=dies) if how == "dies before" else Fault(after=dies)
 
     return decide
+
+
+# --- reads that a vacuum overtakes where no history is kept
+
+
+class Overtaken:
+    """A table of which a reader's next look into a part comes after another's compaction, and after
+    what that replaced was deleted.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.writer = world.open()
+        self.table = self.writer.create_table("t", SCHEMA, row_keys="k", properties=NOW)
+        self.last = -1
+        self.armed = 0
+        self._world = world
+        self.rewrite()
+        self.reader = world.open(self._decide)
+
+    def rewrite(self) -> None:
+        """One more row, and everything stored anew."""
+        self.last += 1
+        self.table.append(rows(self.last))
+        apply(self.table)
+        self.writer.compact("t", strategy="full")
+        vacuumed(self.writer, self._world)
+
+    def _decide(self, call: Call) -> Fault | None:
+        if self.armed and call.port == "blob" and call.kind in {"open", "get", "get_range"}:
+            self.armed -= 1
+            self.rewrite()
+        return None
+
+    @property
+    def all(self) -> list[int]:
+        """The keys that there are by now."""
+        return list(range(self.last + 1))
+
+
+READS: dict[str, Callable[[Any], list[int]]] = {
+    "scan": lambda t: t.scan().to_arrow()["k"].to_pylist(),
+    "limit": lambda t: t.scan(limit=100).to_arrow()["k"].to_pylist(),
+    "stream": lambda t: t.scan().to_reader().read_all()["k"].to_pylist(),
+    "batches": lambda t: [k for b in t.scan().to_batches() for k in b["k"].to_pylist()],
+    "count": lambda t: list(range(t.scan(where="v >= 0").count())),
+    "get": lambda t: t.get_many(range(100))["k"].to_pylist(),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("read", READS)
+def test_a_read_of_the_latest_time_that_has_given_nothing_begins_anew(
+    world: World, read: str, times: int
+) -> None:
+    overtaken = Overtaken(world)
+    table = overtaken.reader["t"]
+    overtaken.armed = times
+    assert READS[read](table) == overtaken.all
+    assert not overtaken.armed
+    assert overtaken.last == times
+
+
+# A stream may have given the row that the transaction wrote by then.
+@pytest.mark.parametrize(
+    ("read", "write_first"),
+    [*((read, False) for read in READS), *((read, True) for read in ("scan", "limit", "count"))],
+)
+def test_the_first_read_of_a_transaction_moves_it_on_where_its_time_is_given_up(
+    world: World, read: str, write_first: bool
+) -> None:
+    overtaken = Overtaken(world)
+    own = [-1] if write_first else []
+    with overtaken.reader.transaction() as tx:
+        if write_first:
+            tx["t"].append(rows(-1))
+        began = tx.read_time
+        overtaken.rewrite()
+        overtaken.armed = 1
+        found = READS[read](tx["t"])
+        # The others ask for keys, or with a condition that the row written here does not meet.
+        assert found == (overtaken.all if read in {"count", "get"} else own + overtaken.all)
+        assert began < tx.read_time
+        assert overtaken.last == 2
+        at = tx.read_time
+        assert len(tx["t"]) == len(own + overtaken.all)
+        assert tx.read_time == at
+    assert keys(overtaken.table) == sorted(own + overtaken.all)
+
+
+def test_a_transaction_that_has_read_stays_at_its_time_or_says_that_it_is_gone(
+    world: World,
+) -> None:
+    overtaken = Overtaken(world)
+    overtaken.writer.create_table("other", SCHEMA, row_keys="k")
+    with overtaken.reader.transaction() as tx:
+        assert len(tx["other"]) == 0
+        at = tx.read_time
+        overtaken.armed = 1
+        with pytest.raises(AsOfTooOld):
+            tx["t"].scan().to_arrow()
+        assert tx.read_time == at
+
+
+def test_sql_of_a_transaction_reads_all_tables_at_the_time_that_it_moved_on_to(
+    world: World,
+) -> None:
+    overtaken = Overtaken(world)
+    overtaken.writer.create_table("kept", SCHEMA, row_keys="k").append(rows(5))
+    with overtaken.reader.transaction() as tx:
+        began = tx.read_time
+        overtaken.writer["kept"].append(rows(6))
+        overtaken.rewrite()
+        overtaken.reader["t"].get(0)  # its state of the table is one that gave the time up
+        query = "select (select count(*) from kept), (select count(*) from t)"
+        assert tx.sql(query).fetchall() == [(2, 2)]
+        assert tx.read_time > began
+        assert tx.sql("update t set v = (select count(*) from kept) where k = 1") in {1, 2}
+    assert keys(overtaken.table) == overtaken.all
+
+
+def test_a_write_of_a_transaction_begins_anew_if_its_first_read_is_overtaken(
+    world: World,
+) -> None:
+    overtaken = Overtaken(world)
+    with overtaken.reader.transaction() as tx:
+        overtaken.armed = 1
+        tx["t"].update({"v": "v + 1"})
+        assert overtaken.last == 1
+    assert overtaken.table.scan().to_arrow()["v"].to_pylist() == [1, 2]
+
+
+def test_a_stream_that_has_given_rows_ends_with_an_error_and_gives_none_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = world.open().create_table("t", SCHEMA, row_keys="k", properties=NOW)
+    table.append(rows(1, 2, 3))
+    all_of_them = Reading._tables
+
+    def given_up(self: Reading, limit: int | None) -> Iterator[pa.Table]:
+        yield from all_of_them(self, limit)
+        raise AsOfTooOld("that time is not kept any more")
+
+    monkeypatch.setattr(Reading, "_tables", given_up)
+    batches = table.scan().to_batches()
+    assert next(batches)["k"].to_pylist() == [1, 2, 3]
+    with pytest.raises(AsOfTooOld, match="any more"):
+        next(batches)

@@ -38,6 +38,9 @@ class View:
     """What the transaction wrote that reads here, as if at `as_of`, after everything else."""
     seen: Callable[[Sequence[Interval] | None], None] | None = None
     """Told the intervals of keys (None: all) that are read; a transaction remembers them."""
+    given: Callable[[], None] | None = None
+    """Called before a read gives its first rows, or says that there are none: from then on the
+    transaction is at this time. AsOfTooOld if it has gone on to a later one meanwhile."""
 
 
 def views(
