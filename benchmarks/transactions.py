@@ -420,6 +420,52 @@ def incremented(
     return taken
 
 
+def fairness(path: Path, given: argparse.Namespace) -> None:
+    """Two processes with short read-modify-writes of two keys, two that update all keys by SQL."""
+    with sl.connect(path) as db:
+        db.create_table("counters", COUNTS, row_keys="k", kind="keyed")
+        db["counters"].append({"k": list(range(20)), "n": [0] * 20})
+    context = multiprocessing.get_context("spawn")
+    gate, results = context.Barrier(4), context.Queue()
+    for number in range(4):
+        task = (path, number, min(8.0, given.seconds), gate, results)
+        context.Process(target=compete, args=task).start()
+    for number, tries, taken in sorted(results.get() for _ in range(4)):
+        label = f"{'read-modify-write' if number < 2 else 'update'}, process {number}"
+        print(f"{label:<44} {len(tries)} commits, {sum(tries)} tries, {max(tries, default=0)} most")
+        if taken:
+            line(label, taken)
+
+
+def compete(path: Path, number: int, seconds: float, gate: Gate, results: Any) -> None:
+    """Runs in a process of its own; gives the tries and the seconds of each commit."""
+    done: list[int] = []
+    taken: list[float] = []
+    tries = 0
+
+    def step(tx: sl.Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        if number >= 2:
+            tx.sql("update counters set n = n + 1")
+            return
+        row = tx["counters"].get_one(number)
+        tx["counters"].upsert({"k": [number], "n": [1 + (row["n"] if row else 0)]})
+
+    with sl.connect(path) as db:
+        gate.wait()
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            start, tries = time.perf_counter(), 0
+            try:
+                db.transact(step, timeout=left)
+            except sl.DeadlineExceeded:
+                break
+            done.append(tries)
+            taken.append(time.perf_counter() - start)
+    results.put((number, done, taken))
+
+
 # --- beside large work
 
 
@@ -514,6 +560,7 @@ MEASURES: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "threads": threads,
     "disjoint": disjoint,
     "hot": hot,
+    "fairness": fairness,
     "beside": beside,
 }
 

@@ -269,7 +269,8 @@ class Database(Closing):
         """Calls `function(transaction)` and commits; anew after each conflict, until the deadline.
 
         Returns what `function` returned for the transaction that was committed. It may be called
-        several times, so it should do nothing else than read and write in the transaction. An
+        several times, so it should do nothing else than read and write in the transaction. After
+        three conflicts the commits of others wait until it is through, for a second at most. An
         unknown outcome is raised, or with a token asked for again until it is known.
         """
         if self._as_of is not None:

@@ -42,6 +42,7 @@ from strandline.state.replay import State
 from strandline.state.tokens import token_of
 from strandline.table import Table
 from strandline.times import Commit, told
+from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.txn.view import View, view_at
@@ -657,28 +658,30 @@ def transact(
     # Short ones: a conflict says that another got through, and who waits longer the more often it
     # met one would never be the first against those who have just been.
     pauses = iter(retry_delays(env, first_seconds=0.001, most_seconds=0.008))
-    while True:
-        transaction = Transaction(
-            handle,
-            isolation=isolation,
-            token=token,
-            metadata=metadata,
-            timeout=max(deadline.remaining(), 0.001),
-        )
-        try:
-            result = function(transaction)
-            _settled(transaction, deadline, handle)
-        except TransactionConflict:
-            transaction.rollback()
-            deadline.check(
-                "a transaction that others keep changing the reads of", may_have_happened=False
+    with Tries(handle.store.way, env, deadline) as tries:
+        while True:
+            tries.begin()
+            transaction = Transaction(
+                handle,
+                isolation=isolation,
+                token=token,
+                metadata=metadata,
+                timeout=max(deadline.remaining(), 0.001),
             )
-            env.sleep(min(next(pauses), deadline.remaining()))
-        except BaseException:
-            transaction.rollback()
-            raise
-        else:
-            return result
+            try:
+                result = function(transaction)
+                _settled(transaction, deadline, handle)
+            except TransactionConflict:
+                transaction.rollback()
+                deadline.check(
+                    "a transaction that others keep changing the reads of", may_have_happened=False
+                )
+                env.sleep(min(next(pauses), deadline.remaining()))
+            except BaseException:
+                transaction.rollback()
+                raise
+            else:
+                return result
 
 
 def _settled(transaction: Transaction, deadline: Deadline, handle: Handle) -> None:

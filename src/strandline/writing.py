@@ -22,6 +22,7 @@ from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
 from strandline.state.plan import leaf_bounds, united
 from strandline.state.tokens import token_of
 from strandline.times import Commit
+from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
 from strandline.txn.store import Store
 from strandline.txn.view import View, view_of
@@ -179,6 +180,7 @@ def commit_writes(
     store.before_commit(sorted(touched - made), timeout=options.deadline.remaining())
     for write in written:
         store.background.before_write(write.table, timeout=options.deadline.remaining())
+    store.way.give(options.deadline)
     result = store.txns.commit(
         writes=written,
         changes=changes,
@@ -244,10 +246,24 @@ def commit_computed(
             return transaction.view(table, options.deadline)
 
         return anew(within(), within, added)
+    with Tries(store.way, store.env, options.deadline) as tries:
+        return _tried(handle, table, options, compute, reads, tries)
+
+
+def _tried(
+    handle: Handle,
+    table: str,
+    options: WriteOptions,
+    compute: Callable[[View], Sequence[Batch]],
+    reads: Sequence[str],
+    tries: Tries,
+) -> Commit:
+    store = handle.store
     # Short ones, as in `transact`.
     pauses = iter(retry_delays(store.env, first_seconds=0.001, most_seconds=0.008))
     given_up: int | None = None
     while True:
+        tries.begin()
         seen: list[Interval] = []
 
         def saw(intervals: Sequence[Interval] | None, seen: list[Interval] = seen) -> None:

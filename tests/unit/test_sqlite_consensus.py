@@ -26,7 +26,7 @@ from strandline.location.consensus import Record
 from strandline.location.failures import Refused
 from strandline.location.mounts import network_file_system
 from strandline.location.sqlite import APPLICATION_ID, SqliteConsensus
-from strandline.location.turnstile import FairLock, Turnstile
+from strandline.location.turnstile import Claim, FairLock, Turnstile
 from strandline.testing.consensus_contract import append_until
 from strandline.testing.processes import in_processes, side_by_side
 
@@ -831,3 +831,39 @@ def test_who_waits_for_a_turn_too_long_is_told_so(path: Path, log: SqliteConsens
         raise AssertionError("two at once")
     assert not caught.value.may_have_happened
     other.close()
+
+
+def test_the_right_of_way_goes_with_its_process_and_not_with_a_fork_of_it(
+    path: Path, log: SqliteConsensus
+) -> None:
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        other = SqliteConsensus(path, RealEnv())
+        os.write(told, b"y" if other.claim() else b"n")
+        signal.pause()
+    try:
+        assert os.read(ready, 1) == b"y"
+        assert log.claimed()
+        assert not log.claim()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert not log.claimed()
+    assert log.claim()
+    # It is the parent's: a fork that closes all that it has got leaves it.
+    assert in_child(log.close) == 0
+    other = SqliteConsensus(path, RealEnv())
+    assert other.claimed()
+    seen = in_child(lambda: os._exit(0 if log.claimed() else 9))
+    assert seen == 0
+    log.release()
+    assert not other.claimed()
+    other.close()
+
+
+def test_a_right_of_way_that_cannot_be_kept_is_nobodys(path: Path) -> None:
+    claim = Claim(str(path.parent / "missing" / "way"))
+    assert not claim.take()
+    assert not claim.is_taken()
+    claim.give_back()

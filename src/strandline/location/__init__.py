@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from strandline.closing import Closing
 from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
-from strandline.location.consensus import Consensus, Queueing, Record
+from strandline.location.consensus import Claims, Consensus, Queueing, Record
 
 __all__ = [
     "Blob",
     "BlobExists",
     "BlobInfo",
     "BlobMissing",
+    "Claims",
     "Consensus",
     "Location",
     "Queueing",

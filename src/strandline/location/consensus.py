@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Consensus", "Queueing", "Record"]
+__all__ = ["Claims", "Consensus", "Queueing", "Record"]
 
 
 class Record(NamedTuple):
@@ -66,3 +66,22 @@ class Queueing(Protocol):
         Waits for as long as others have theirs; `DeadlineExceeded` if that takes too long. To be
         kept short: what the caller does meanwhile, all writers wait for.
         """
+
+
+@runtime_checkable
+class Claims(Protocol):
+    """What a Consensus may offer besides: a thread claims the right of way, which all others see.
+
+    Nothing depends on it but fairness (`txn.right_of_way`), and nothing is refused because of it.
+    None of these waits or fails: where it cannot be known, nobody has claimed it, and nobody can. A
+    claim goes with its process, however that ends.
+    """
+
+    def claim(self) -> bool:
+        """Whether this thread has it from now on; False while another has it, here or elsewhere."""
+
+    def release(self) -> None:
+        """Gives up the claim of this thread, if it has one."""
+
+    def claimed(self) -> bool:
+        """Whether another thread has it, here or elsewhere. Takes microseconds."""

@@ -29,6 +29,8 @@ class MemoryStore:
         self.lock = threading.Lock()
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.logs: dict[str, list[Record]] = {}
+        self.claimant: tuple[int, int] | None = None
+        """The handle and the thread that have the right of way."""
 
     @classmethod
     def named(cls, name: str) -> MemoryStore:
@@ -152,8 +154,28 @@ class MemoryConsensus:
         with self._store.lock:
             return sorted(self._store.logs)
 
+    def claim(self) -> bool:
+        with self._store.lock:
+            if self._store.claimant is None:
+                self._store.claimant = self._here()
+            return self._store.claimant == self._here()
+
+    def release(self) -> None:
+        with self._store.lock:
+            if self._store.claimant == self._here():
+                self._store.claimant = None
+
+    def claimed(self) -> bool:
+        return self._store.claimant not in {None, self._here()}
+
+    def _here(self) -> tuple[int, int]:
+        return id(self), threading.get_ident()
+
     def close(self) -> None:
-        """Nothing to give back: the store belongs to its name."""
+        """Gives up the right of way; the store itself belongs to its name."""
+        with self._store.lock:
+            if self._store.claimant is not None and self._store.claimant[0] == id(self):
+                self._store.claimant = None
 
 
 def _seqno(record: Record) -> int:

@@ -20,7 +20,7 @@ from strandline.location.mounts import network_file_system
 from strandline.location.queries import load_queries
 from strandline.location.sqlite_pool import Pool, Rows
 from strandline.location.sqlite_reading import Reading
-from strandline.location.turnstile import Turnstile
+from strandline.location.turnstile import Claim, Turnstile
 
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "SqliteConsensus"]
 
@@ -89,6 +89,7 @@ class SqliteConsensus:
         if (mode == "r" or not create) and not os.path.exists(self._path):
             raise UsageError(f"there is no log at {self._path}")
         self._turnstile = Turnstile(self._path, env)
+        self._claim = Claim(f"{self._path}-way")
         self._inside = 0
         """The thread that has its `turn`."""
         self._reading = Reading(self._path, env) if mode == "r" else None
@@ -139,9 +140,19 @@ class SqliteConsensus:
             self._inside = 0
             self._turnstile.leave()
 
+    def claim(self) -> bool:
+        return self._claim.take()
+
+    def release(self) -> None:
+        self._claim.give_back()
+
+    def claimed(self) -> bool:
+        return self._claim.is_taken()
+
     def close(self) -> None:
         self._pool.close()
         self._turnstile.close()
+        self._claim.close()
         if self._reading is not None:
             self._reading.close()
 
@@ -348,6 +359,7 @@ _HANDLES: weakref.WeakSet[SqliteConsensus] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for handle in list(_HANDLES):
         handle._turnstile.abandon()  # noqa: SLF001
+        handle._claim.abandon()  # noqa: SLF001
         handle._inside = 0  # noqa: SLF001
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from strandline.env import Deadline, Env
 from strandline.location.failures import failure
 
-__all__ = ["FairLock", "Turnstile"]
+__all__ = ["Claim", "FairLock", "Turnstile"]
 
 # How long the process at the front looks away between two looks at the lock, in seconds, and how
 # long those behind it look away from the front. With jitter, so that nobody is always late.
@@ -142,3 +142,77 @@ class Turnstile:
                 self._env.sleep(least + (most - least) * self._env.random())
             except OSError as error:
                 raise failure(error, f"locking {self._path}", may_have_happened=False) from error
+
+
+class Claim:
+    """A lock on a file that one thread of one process has, and that all others can see.
+
+    To look takes the lock, shared, for a moment, so that a claim may be refused to somebody because
+    others look; who wants it asks again. The file is made by the first claim: where nobody ever
+    claimed anything, there is none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._guard = threading.Lock()
+        self._descriptor = -1
+        self._owner = 0
+
+    def take(self) -> bool:
+        """Whether this thread has it now."""
+        with self._guard:
+            if self._owner:
+                return self._owner == threading.get_ident()
+            if not self._opened(os.O_CREAT) or not self._locked(fcntl.LOCK_EX):
+                return False
+            self._owner = threading.get_ident()
+            return True
+
+    def give_back(self) -> None:
+        """Nothing happens if this thread does not have it."""
+        with self._guard:
+            if self._owner == threading.get_ident():
+                self._owner = 0
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def is_taken(self) -> bool:
+        """Whether another thread has it, of this process or of another."""
+        with self._guard:
+            if self._owner:
+                return self._owner != threading.get_ident()
+            if not self._opened(0):
+                return False
+            if not self._locked(fcntl.LOCK_SH):
+                return True
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            return False
+
+    def abandon(self) -> None:
+        """For a process that was just forked, as `Turnstile.abandon`."""
+        self._guard = threading.Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Gives back the file descriptor, and the lock with it."""
+        with self._guard:
+            descriptor, self._descriptor, self._owner = self._descriptor, -1, 0
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _opened(self, flags: int) -> bool:
+        if self._descriptor < 0:
+            try:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o666)
+            except OSError:
+                return False
+        return True
+
+    def _locked(self, how: int) -> bool:
+        try:
+            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strandline.location.consensus import Consensus, Record
+from strandline.location.consensus import Claims, Consensus, Record
 from strandline.testing.processes import in_processes, side_by_side
 
 __all__ = ["ConsensusContract", "append_until"]
@@ -194,6 +195,67 @@ class ConsensusContract:
             first = 2 if name == "b" else 1
             seqnos = [r.seqno for r in other.scan(name, 0, 100, timeout=TIMEOUT)]
             assert seqnos == list(range(first, n + 2))
+
+    # --- the right of way, where it is offered
+
+    @pytest.fixture(name="claims")
+    def _claims(self, log: Consensus, other: Consensus) -> tuple[Claims, Claims]:
+        if not isinstance(log, Claims) or not isinstance(other, Claims):
+            pytest.skip("this Consensus offers no right of way")
+        return log, other
+
+    def test_one_has_the_right_of_way_and_all_others_see_it(
+        self, claims: tuple[Claims, Claims]
+    ) -> None:
+        one, two = claims
+        assert not one.claimed()
+        assert not two.claimed()
+        assert one.claim()
+        assert one.claim(), "it has it already"
+        assert not one.claimed(), "it is nobody else's"
+        assert two.claimed()
+        assert not two.claim()
+        two.release()
+        assert two.claimed(), "it was not theirs to release"
+        one.release()
+        one.release()
+        assert not two.claimed()
+        assert two.claim()
+        assert one.claimed()
+        two.release()
+
+    def test_the_right_of_way_is_that_of_a_thread(self, claims: tuple[Claims, Claims]) -> None:
+        one, _ = claims
+        assert one.claim()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(one.claimed).result()
+            assert not pool.submit(one.claim).result()
+            pool.submit(one.release).result()
+            assert pool.submit(one.claimed).result()
+        one.release()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(one.claim).result()
+            assert one.claimed()
+            pool.submit(one.release).result()
+        assert not one.claimed()
+
+    def test_a_handle_that_is_closed_gives_up_the_right_of_way(
+        self, claims: tuple[Claims, Claims]
+    ) -> None:
+        one, two = claims
+        assert two.claim()
+        two.close()  # type: ignore[attr-defined]  # it is a Consensus, too
+        assert not one.claimed()
+        assert one.claim()
+        one.release()
+
+    def test_writes_need_no_right_of_way(
+        self, log: Consensus, other: Consensus, claims: tuple[Claims, Claims]
+    ) -> None:
+        assert claims[0].claim()
+        assert other.compare_and_set("s", 0, b"theirs", timeout=TIMEOUT)
+        assert log.compare_and_set("s", 1, b"mine", timeout=TIMEOUT)
+        claims[0].release()
 
     @staticmethod
     def _fill(log: Consensus, shard: str, count: int) -> None:

@@ -29,6 +29,7 @@ from strandline.state.model import Meta, TableVersion
 from strandline.state.registering import current_table
 from strandline.state.replay import State
 from strandline.txn.milestones import Milestones
+from strandline.txn.right_of_way import RightOfWay
 from strandline.txn.txns import Txns
 
 __all__ = ["Store", "Upkeep"]
@@ -73,6 +74,7 @@ class Store:
         self.env = env
         self.settings = settings
         self.reader = PartReader(location.blob, settings, env)
+        self.way = RightOfWay(location.consensus, env)
         self.txns = Txns(self._machine(txns_shard, lambda: "the database"), env, location)
         self.milestones = Milestones(
             location, self.txns.machine, env, settings.rollup_every_records
