@@ -29,6 +29,8 @@ from pyarrow import types
 from strandline.engine import (
     Duck,
     Failures,
+    bounded,
+    drained,
     file_errors,
     files,
     instance,
@@ -39,6 +41,7 @@ from strandline.engine import (
     tokens,
     usage_errors,
 )
+from strandline.env import Deadline
 from strandline.errors import LocationError, SchemaMismatch, StrandlineError, UsageError
 from strandline.exporting import appearing, check_target, format_of
 from strandline.expressions import sql_types
@@ -46,7 +49,10 @@ from strandline.parts.conform import conform
 from strandline.parts.schema import TableSchema
 from strandline.statements import Copy
 
-__all__ = ["columns_named", "copied_from", "copy_to"]
+__all__ = ["Rows", "columns_named", "copied_from", "copy_to"]
+
+Rows = Callable[[Failures, list[Duck]], pa.RecordBatchReader]
+"""Gives the rows to write; told where to keep its failures, and on which connections it runs."""
 
 _BATCH_ROWS = 65_536
 _FIRST_BYTES = 1 << 20
@@ -124,11 +130,11 @@ def columns_named(statement: Copy, known: Sequence[str]) -> tuple[str, ...] | No
     return found
 
 
-def _asked(statement: Copy) -> _Asked:
-    options = {_SAME.get(k, k): _value(k, text) for k, text in statement.options.items()}
+def _asked(statement: Copy, deadline: Deadline) -> _Asked:
+    options = {_SAME.get(k, k): _value(k, text, deadline) for k, text in statement.options.items()}
     if len(options) < len(statement.options):
         raise UsageError("COPY has an option twice, under two of its names")
-    path = str(_evaluated("the file", statement.file))
+    path = str(_evaluated("the file", statement.file, deadline))
     if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE):
         raise UsageError(
             f"COPY is for files of this machine, and {path!r} is a URL: write the path of a file, "
@@ -152,7 +158,7 @@ def _format_of(path: Path) -> str | None:
     return format_of(path.with_suffix("") if path.suffix.lower() in _COMPRESSIONS else path)
 
 
-def _value(option: str, text: str) -> Any:
+def _value(option: str, text: str, deadline: Deadline) -> Any:
     """The value of an option: a word, names in parentheses, or what DuckDB makes of it."""
     if not text:
         return True
@@ -165,7 +171,7 @@ def _value(option: str, text: str) -> Any:
     inner = words[1:-1]
     if words[0].word == "(" and all(w.word == "," or _is_name(w.kind) for w in inner):
         return [_plain(w.word) for w in inner if w.word != ","]
-    return _evaluated(f"the option {option.upper()}", text)
+    return _evaluated(f"the option {option.upper()}", text, deadline)
 
 
 def _is_name(kind: str) -> bool:
@@ -176,11 +182,16 @@ def _plain(word: str) -> str:
     return word[1:-1].replace('""', '"') if word.startswith('"') else word
 
 
-def _evaluated(what: str, text: str) -> Any:
+def _evaluated(what: str, text: str, deadline: Deadline) -> Any:
     """The value of an expression, found where there are no files to read."""
     with closing(instance(ordered=True)) as cursor:
         with Failures().told(f"COPY: {what}, {text}, has no value"):
-            rows = cursor.execute(f"SELECT {text}").fetchall()
+            rows = bounded(
+                lambda: cursor.execute(f"SELECT {text}").fetchall(),
+                [cursor],
+                deadline,
+                f"COPY: {what}, {text},",
+            )
         if len(rows) != 1 or len(rows[0]) != 1:
             raise UsageError(f"COPY: {what}, {text}, is no single value")
         return rows[0][0]
@@ -190,14 +201,14 @@ def _evaluated(what: str, text: str) -> Any:
 
 
 def copied_from(
-    statement: Copy, schema: TableSchema, columns: Sequence[str] | None
+    statement: Copy, schema: TableSchema, columns: Sequence[str] | None, deadline: Deadline
 ) -> pa.RecordBatchReader:
     """The rows of the files, file after file, in the columns of the table, as they are read.
 
     `columns`: those listed. Raises `UsageError` for what is wrong with the statement;
     `SchemaMismatch`, while it is read, for rows that do not fit, with file and line or row.
     """
-    asked = _asked(statement)
+    asked = _asked(statement, deadline)
     unknown = sorted(asked.options.keys() - _KNOWN[asked.form])
     if unknown:
         raise UsageError(
@@ -206,7 +217,7 @@ def copied_from(
         )
     paths = _found(asked.path)
     said = f"COPY {statement.source} FROM"
-    into = _Into(said, schema, columns, asked)
+    into = _Into(said, schema, columns, asked, deadline)
     batches = (batch for path in paths for batch in into.rows(path))
     return pa.RecordBatchReader.from_batches(schema.arrow, batches)
 
@@ -242,15 +253,23 @@ class _Into:
     schema: TableSchema
     columns: Sequence[str] | None
     asked: _Asked
+    deadline: Deadline
 
     def rows(self, path: Path) -> Iterator[pa.RecordBatch]:
         """All rows of one file."""
         if not path.stat().st_size:
             return
-        with closing(files(ordered=False)) as cursor, _told(f"{self.said} {path}"):
-            types_ = sql_types(cursor, self.schema.arrow)
-            query = _QUERIES[self.asked.form](self, cursor, str(path), types_)
-            reader = cursor.sql(query).to_arrow_reader(_BATCH_ROWS)
+        said = f"{self.said} {path}"
+        with closing(files(ordered=False)) as cursor, _told(said):
+
+            def begun() -> pa.RecordBatchReader:
+                types_ = sql_types(cursor, self.schema.arrow)
+                query = _QUERIES[self.asked.form](self, cursor, str(path), types_)
+                return cursor.sql(query).to_arrow_reader(_BATCH_ROWS)
+
+            found = bounded(begun, [cursor], self.deadline, said)
+            batches = drained(found, [cursor], lambda: self.deadline, said)
+            reader = pa.RecordBatchReader.from_batches(found.schema, batches)
             if self.asked.form != "parquet":
                 reader = _whole_numbers(reader, self.schema.arrow)
             yield from conform(reader, self.schema)
@@ -521,6 +540,8 @@ def _told(what: str) -> Iterator[None]:
     """Errors about what is in a file as `SchemaMismatch`, with the file and its line."""
     try:
         yield
+    except LocationError:  # the deadline's, which is an OSError, too
+        raise
     except StrandlineError as error:
         counted = " (the first row is row 0)" if " in row " in str(error) else ""
         raise SchemaMismatch(f"{what}: {error}{counted}") from error
@@ -543,13 +564,13 @@ _REASON = re.compile(r"(Error when converting .*|Expected Number .*|Value with .
 # --- into a file
 
 
-def copy_to(statement: Copy, rows: Callable[[Failures], pa.RecordBatchReader], what: str) -> int:
+def copy_to(statement: Copy, rows: Rows, deadline: Deadline, what: str) -> int:
     """Writes the rows into one file, which appears whole or not at all; how many there were.
 
-    `rows` is called once all else is known to be right, and told where to keep its failures.
+    `rows` is called once all else is known to be right.
     Raises UsageError, LocationError, and what the rows raise.
     """
-    asked = _asked(statement)
+    asked = _asked(statement, deadline)
     several = sorted(asked.options.keys() & _SEVERAL_FILES)
     if several:
         raise UsageError(
@@ -567,9 +588,15 @@ def copy_to(statement: Copy, rows: Callable[[Failures], pa.RecordBatchReader], w
     # of 40 million; and they are no faster, as what gives the rows has threads of its own.
     with appearing(target) as unfinished, closing(files(ordered=True)) as cursor:
         text = _copy(str(unfinished), asked.form, options)
+        # Those that give the rows are ended with the one that writes them: it waits for them.
+        cursors = [cursor]
+
+        def written() -> Any:
+            cursor.register(_ROWS, rows(failures, cursors))
+            return cursor.execute(text).fetchall()
+
         with _written(target), failures.told(what):
-            cursor.register(_ROWS, rows(failures))
-            ((count,),) = cursor.execute(text).fetchall()
+            ((count,),) = bounded(written, cursors, deadline, what)
     return int(count)
 
 

@@ -177,6 +177,11 @@ class Database(Closing):
         `Relation`; the file appears whole or not at all, and replaces one only with (OVERWRITE).
         Anything else is a `UsageError`; besides the files of COPY, which are those of this machine,
         no files, extensions or network can be reached.
+
+        `timeout` (seconds) ends the statement wherever it is, with DeadlineExceeded. Of a query it
+        is for planning it, and once more for each call that fetches rows, or batch of a stream. So
+        does Ctrl-C. Either way nothing was written. Only a single value that takes long to compute,
+        such as a list of millions of numbers, is waited for.
         """
         moment = self._as_of if as_of is None else parse_as_of(as_of)
         return run_sql(self._handle, text, moment, self._handle.deadline(timeout))

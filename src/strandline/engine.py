@@ -13,19 +13,22 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from strandline.errors import UsageError
+from strandline.env import Deadline
+from strandline.errors import DeadlineExceeded, StrandlineError, UsageError
 
 __all__ = [
     "Duck",
     "Failures",
     "Token",
+    "bounded",
+    "drained",
     "file_errors",
     "files",
     "instance",
@@ -37,6 +40,8 @@ __all__ = [
     "tokens",
     "usage_errors",
 ]
+
+A = TypeVar("A")
 
 Duck = Any
 """A connection of DuckDB. Its module is imported inside functions alone, types included."""
@@ -206,12 +211,69 @@ class Failures:
 
         try:
             yield
+        except StrandlineError:  # a deadline's is an OSError, too
+            raise
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if self._errors:
-                raise self._errors.pop(0) from None
+                kept = self._errors.pop(0)
+                if isinstance(kept, DeadlineExceeded):
+                    happened = kept.may_have_happened
+                    raise DeadlineExceeded(f"{what}: {kept}", may_have_happened=happened) from None
+                raise kept from None
             if is_usage(error):
                 raise refused(what, error) from None
             raise
+
+
+def bounded(function: Callable[[], A], cursors: Sequence[Duck], deadline: Deadline, what: str) -> A:
+    """`function()`, whose queries run on the cursors, and end with the deadline or with Ctrl-C.
+
+    `DeadlineExceeded` says that it was `what`. Beside it nothing else runs on the cursors.
+
+    SUBTLE: DuckDB ends within a few ms of being told, but for one thing: what computes a single
+    value, a list of a billion numbers, is not told before it has it. And on the thread that asks it
+    looks for Ctrl-C between pieces of work, of which one can be a whole join: so that thread waits
+    here, and another asks.
+    """
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        for cursor in list(cursors):
+            cursor.interrupt()
+
+    deadline.check(what, may_have_happened=False)
+    try:
+        return deadline.interruptible(function, stop)
+    except Exception as error:
+        if stopped and _is_interrupt(error):
+            raise deadline.exceeded(what, may_have_happened=False) from None
+        raise
+
+
+def drained(
+    batches: pa.RecordBatchReader,
+    cursors: Sequence[Duck],
+    deadline: Callable[[], Deadline],
+    what: str,
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a query on the cursors, each `bounded` by a deadline of its own or by one."""
+    while True:
+        batch = bounded(lambda: next(batches, None), cursors, deadline(), what)
+        if batch is None:
+            return
+        yield batch
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """Whether DuckDB ended because it was told to; in a stream of batches that is an OSError."""
+    import duckdb
+
+    streamed = isinstance(error, OSError | pa.ArrowException)
+    return isinstance(error, duckdb.InterruptException) or (
+        streamed and str(error).startswith("INTERRUPT Error")
+    )
 
 
 def _message_of(error: Exception) -> str:

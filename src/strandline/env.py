@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -32,6 +33,9 @@ LONG_SECONDS = 86_400.0
 
 _LONGEST_SECONDS = 1e9
 """Thirty years: what is asked to wait for longer waits so long. Clocks and locks take no more."""
+
+_STOP_SECONDS = 0.02
+"""Between two tries to stop what runs beside the caller."""
 
 
 class Worker(Protocol):
@@ -74,6 +78,15 @@ class Env(Protocol):
         An error is raised in its item's place. An iterator that is closed begins nothing more.
         """
 
+    def interruptible(
+        self, function: Callable[[], B], stop: Callable[[], None], *, seconds: float
+    ) -> B:
+        """`function()`, for which the caller waits where Ctrl-C reaches it.
+
+        After `seconds`, or Ctrl-C, calls `stop` until the function ends, which it then has to. What
+        became of it is returned or raised; after Ctrl-C that is raised again. No thread is left.
+        """
+
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         """Runs `function` once per wake on a thread of its own. `function` handles its errors."""
 
@@ -114,6 +127,15 @@ class Deadline:
             raise UsageError(f"timeout={timeout!r}: pass seconds, a number above 0")
         return cls(env, float(min(timeout, _LONGEST_SECONDS)))
 
+    @property
+    def seconds(self) -> float:
+        """The whole time."""
+        return self._seconds
+
+    def again(self) -> Deadline:
+        """The same time once more, from now on."""
+        return Deadline(self._env, self._seconds)
+
     def remaining(self) -> float:
         """Seconds left, never negative."""
         return max(0.0, self.at - self._env.monotonic())
@@ -121,11 +143,19 @@ class Deadline:
     def check(self, doing: str, *, may_have_happened: bool) -> None:
         """Raises `DeadlineExceeded` when no time is left."""
         if self.remaining() <= 0.0:
-            raise DeadlineExceeded(
-                f"{doing} did not end within {self._seconds:g} s; "
-                "pass a larger timeout= to wait longer",
-                may_have_happened=may_have_happened,
-            )
+            raise self.exceeded(doing, may_have_happened=may_have_happened)
+
+    def exceeded(self, doing: str, *, may_have_happened: bool) -> DeadlineExceeded:
+        """The error of what did not end in time."""
+        return DeadlineExceeded(
+            f"{doing} did not end within {self._seconds:g} s; "
+            "pass a larger timeout= to wait longer",
+            may_have_happened=may_have_happened,
+        )
+
+    def interruptible(self, function: Callable[[], B], stop: Callable[[], None]) -> B:
+        """`Env.interruptible` for as long as is left."""
+        return self._env.interruptible(function, stop, seconds=self.remaining())
 
 
 class _ThreadWorker:
@@ -173,6 +203,15 @@ class _ThreadWorker:
                 return False
             self._due = None
             return True
+
+
+def _run_into(result: Future[B], ended: threading.Event, function: Callable[[], B]) -> None:
+    try:
+        result.set_result(function())
+    except BaseException as error:  # noqa: BLE001  for the one who waits
+        result.set_exception(error)
+    finally:
+        ended.set()
 
 
 class RealEnv:
@@ -223,6 +262,35 @@ class RealEnv:
         finally:
             for future in pending:
                 future.cancel()
+
+    def interruptible(
+        self, function: Callable[[], B], stop: Callable[[], None], *, seconds: float
+    ) -> B:
+        result: Future[B] = Future()
+        ended = threading.Event()
+        run = partial(_run_into, result, ended, partial(copy_context().run, function))
+        thread = threading.Thread(target=run, name="strandline-query", daemon=True)
+        interrupt: BaseException | None = None
+        try:
+            thread.start()
+            ended.wait(seconds)
+        except RuntimeError:  # the interpreter is ending and starts no threads any more
+            run()
+        except BaseException as error:  # noqa: BLE001  raised below, once the thread has ended
+            interrupt = error
+        while not ended.is_set():
+            # SUBTLE: again and again. What is stopped may not have begun yet, and forget that it
+            # was asked to when it does. And it is waited for, however often Ctrl-C is pressed: the
+            # caller is about to let go of what the thread uses.
+            try:
+                stop()
+                ended.wait(_STOP_SECONDS)
+            except KeyboardInterrupt as error:
+                interrupt = error
+        thread.join()
+        if interrupt is not None:
+            raise interrupt
+        return result.result()
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         return _ThreadWorker(name, function)

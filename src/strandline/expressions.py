@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -25,8 +25,18 @@ __all__ = [
 Tree = dict[str, Any]
 """A parsed expression, as DuckDB writes it in JSON."""
 
-Others = Callable[[Duck, Failures], None]
-"""Makes the tables that subqueries may name known to a connection."""
+A = TypeVar("A")
+
+
+class Others(Protocol):
+    """The tables that subqueries may name, and the time that they have."""
+
+    def register(self, cursor: Duck, failures: Failures) -> None:
+        """Makes the tables known to a connection."""
+
+    def bounded(self, function: Callable[[], A], cursor: Duck) -> A:
+        """`function()`, whose query runs on the connection, and ends when the time is over."""
+
 
 ROWS = "__strandline_rows"
 """What the rows that an expression is evaluated over are called, beside their alias."""
@@ -55,11 +65,14 @@ def parse_expression(
     failures = Failures()
     with failures.told(f"{said} is no expression over the columns {schema.names}"):
         cursor.register(ROWS, schema.empty_table())
-        if others is not None:
-            others(cursor, failures)
         # In this place DuckDB itself refuses aggregates.
         check = f"SELECT 1 FROM {ROWS} AS {quoted(table)} WHERE (({text}\n) IS NULL)"  # noqa: S608
-        cursor.execute(check).fetchall()
+        if others is None:
+            cursor.execute(check).fetchall()
+        else:
+            # Subqueries are evaluated, though there is no row.
+            others.register(cursor, failures)
+            others.bounded(lambda: cursor.execute(check).fetchall(), cursor)
     return text, tree
 
 
@@ -76,11 +89,12 @@ def evaluate(items: str, rows: pa.Table, table: str, said: str, others: Others |
             if others is None:
                 cursor.register(ROWS, rows)
                 return cursor.sql(f"SELECT {items} {source}").to_arrow_table()
-            others(cursor, failures)
+            others.register(cursor, failures)
             numbers = pa.array(range(rows.num_rows), pa.int64())
             cursor.register(ROWS, rows.append_column(ORDINAL, numbers))
             query = f"SELECT {items}, {ORDINAL} {source} ORDER BY {ORDINAL}"
-            return cursor.sql(query).to_arrow_table().drop_columns([ORDINAL])
+            found = others.bounded(lambda: cursor.sql(query).to_arrow_table(), cursor)
+            return found.drop_columns([ORDINAL])
     finally:
         cursor.close()
 

@@ -8,17 +8,26 @@ are seen, which DuckDB, left with the files, would do neither of.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from strandline.changes import delete_rows, update_rows
 from strandline.conditions import ArrowCondition, SqlCondition
-from strandline.copying import columns_named, copied_from, copy_to
-from strandline.engine import Duck, Failures, instance, quoted, refused, usage_errors
+from strandline.copying import Rows, columns_named, copied_from, copy_to
+from strandline.engine import (
+    Duck,
+    Failures,
+    bounded,
+    drained,
+    instance,
+    quoted,
+    refused,
+    usage_errors,
+)
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.expressions import Assignments, Others, quote_columns, sql_types
@@ -44,6 +53,8 @@ from strandline.writing import Pending, WriteOptions, build, commit_computed, co
 
 __all__ = ["Relation", "run_sql"]
 
+A = TypeVar("A")
+
 _BATCH_ROWS = 131_072
 
 
@@ -52,16 +63,23 @@ class Relation:
 
     Everything that DuckDB's relation has: `fetchall()`, `df()`, `pl()`, `arrow()`,
     `filter(…)`, `show()`, and so on. It may be read many times, from one thread at a time, and
-    gives the same rows each time, for as long as the tables keep what they were then.
+    gives the same rows each time, for as long as the tables keep what they were then. Each call
+    that computes rows has the whole timeout of the query for itself, and so has each batch of a
+    stream; `DeadlineExceeded` when it is over.
     """
 
-    def __init__(self, relation: Any, cursor: Duck, failures: Failures, what: str) -> None:
+    def __init__(
+        self, relation: Any, cursor: Duck, failures: Failures, what: str, deadline: Deadline
+    ) -> None:
         self._relation = relation
         self._cursor = cursor
         self._failures = failures
         self._what = what
+        self._deadline = deadline
 
     def __getattr__(self, name: str) -> Any:
+        if isinstance(getattr(type(self._relation), name, None), property):
+            return self._run(lambda: getattr(self._relation, name))
         found = getattr(self._relation, name)
         return self._guarded(found) if callable(found) else found
 
@@ -69,30 +87,41 @@ class Relation:
         return self._wrapped(self._relation[name])
 
     def __len__(self) -> int:
-        return len(self._relation)
+        return self._run(lambda: len(self._relation))
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return iter(self.fetchall())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self._relation.__arrow_c_stream__(requested_schema)
+        return self.to_arrow_reader(_BATCH_ROWS).__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        return repr(self._relation)
+        return self._run(lambda: repr(self._relation))
 
     def _guarded(self, method: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
             # What takes another relation takes DuckDB's.
             plain = [vars(a)["_relation"] if isinstance(a, Relation) else a for a in args]
-            with self._failures.told(self._what):
-                return self._wrapped(method(*plain, **options))
+            return self._wrapped(self._run(lambda: method(*plain, **options)))
 
         return call
 
+    def _run(self, function: Callable[[], A]) -> A:
+        with self._failures.told(self._what):
+            return bounded(function, [self._cursor], self._deadline.again(), self._what)
+
     def _wrapped(self, result: Any) -> Any:
         if type(result) is type(self._relation):
-            return Relation(result, self._cursor, self._failures, self._what)
+            return Relation(result, self._cursor, self._failures, self._what, self._deadline)
+        if isinstance(result, pa.RecordBatchReader):
+            return pa.RecordBatchReader.from_batches(result.schema, self._following(result))
+        if isinstance(result, Iterator):
+            return self._following(result)
         return result
+
+    def _following(self, result: Iterator[Any]) -> Iterator[Any]:
+        with self._failures.told(self._what):
+            yield from drained(result, [self._cursor], self._deadline.again, self._what)
 
 
 def run_sql(
@@ -109,7 +138,7 @@ def run_sql(
     versions = _named(tables.known(), text)
     kind, text = _statement(text, versions)
     if kind in {"SELECT", "EXPLAIN"}:
-        return _query(handle, text, tables.views(versions))
+        return _query(handle, text, tables.views(versions), deadline)
     copy = parse_copy(text) if kind == "COPY" else None
     if copy is not None and not copy.is_from:
         return _copy_to(tables, versions, copy)
@@ -198,14 +227,15 @@ def _statement(text: str, versions: Sequence[TableVersion]) -> tuple[str, str]:
     raise refused(f"{text!r} is no SQL that DuckDB understands", why or ValueError("empty"))
 
 
-def _query(handle: Handle, text: str, opened: Sequence[View]) -> Relation:
+def _query(handle: Handle, text: str, opened: Sequence[View], deadline: Deadline) -> Relation:
     cursor = instance(ordered=False)
     failures = Failures()
     what = f"the query {_short(text)}"
     try:
         with failures.told(what):
-            register(cursor, handle, opened, failures)
-            return Relation(cursor.sql(text), cursor, failures, what)
+            register(cursor, handle, opened, failures, deadline)
+            relation = bounded(lambda: cursor.sql(text), [cursor], deadline, what)
+            return Relation(relation, cursor, failures, what, deadline)
     except BaseException:
         cursor.close()
         raise
@@ -214,14 +244,15 @@ def _query(handle: Handle, text: str, opened: Sequence[View]) -> Relation:
 def _copy_to(tables: _Tables, versions: Sequence[TableVersion], copy: Copy) -> Relation:
     """COPY … TO: writes the file, and gives the number of rows as DuckDB does."""
     what = f"COPY {_short(copy.source) if copy.is_query else copy.source} TO"
-    rows = partial(_rows_of_query, tables, versions, copy, what)
+    rows: Rows = partial(_rows_of_query, tables, versions, copy, what)
     if not copy.is_query:
         version = _target(tables, versions, copy.source)
         columns = columns_named(copy, typed(version)[0].arrow.names)
         rows = partial(_rows_of_table, tables, version, columns)
-    count = copy_to(copy, rows, what)
+    count = copy_to(copy, rows, tables.deadline, what)
     cursor = instance(ordered=True)
-    return Relation(cursor.sql(f"SELECT {count}::BIGINT AS Count"), cursor, Failures(), what)
+    counted = cursor.sql(f"SELECT {count}::BIGINT AS Count")
+    return Relation(counted, cursor, Failures(), what, tables.deadline)
 
 
 def _rows_of_table(
@@ -229,6 +260,7 @@ def _rows_of_table(
     version: TableVersion,
     columns: tuple[str, ...] | None,
     failures: Failures,
+    _: list[Duck],
 ) -> pa.RecordBatchReader:
     """Sorted by key, as a scan has them."""
     (view,) = tables.views([version])
@@ -238,20 +270,38 @@ def _rows_of_table(
 
 
 def _rows_of_query(
-    tables: _Tables, versions: Sequence[TableVersion], copy: Copy, what: str, failures: Failures
+    tables: _Tables,
+    versions: Sequence[TableVersion],
+    copy: Copy,
+    what: str,
+    failures: Failures,
+    cursors: list[Duck],
 ) -> pa.RecordBatchReader:
     """As the query gives them, which sees no file."""
     cursor = instance(ordered=False)
+    cursors.append(cursor)
     inner = Failures()
     try:
         with inner.told(what):
-            register(cursor, tables.handle, tables.views(versions), inner)
+            register(cursor, tables.handle, tables.views(versions), inner, tables.deadline)
             reader = cursor.sql(copy.source).to_arrow_reader(_BATCH_ROWS)
     except BaseException:
-        cursor.close()
+        _closed(cursor, cursors)
         raise
-    batches = failures.watched(_drained(reader, cursor, inner, what))
-    return pa.RecordBatchReader.from_batches(reader.schema, batches)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            with inner.told(what):
+                yield from reader
+        finally:
+            _closed(cursor, cursors)
+
+    return pa.RecordBatchReader.from_batches(reader.schema, failures.watched(batches()))
+
+
+def _closed(cursor: Duck, cursors: list[Duck]) -> None:
+    cursors.remove(cursor)
+    cursor.close()
 
 
 def _target(tables: _Tables, versions: Sequence[TableVersion], name: str) -> TableVersion:
@@ -270,11 +320,16 @@ def _short(text: str) -> str:
 # --- tables for DuckDB
 
 
-def register(cursor: Duck, handle: Handle, opened: Sequence[View], failures: Failures) -> None:
-    """Makes tables, each as of its view's time, known to a connection under their names."""
+def register(
+    cursor: Duck, handle: Handle, opened: Sequence[View], failures: Failures, deadline: Deadline
+) -> None:
+    """Makes tables, each as of its view's time, known to a connection under their names.
+
+    What is read of them has as much time as the deadline gives, each time anew.
+    """
     dataset = _dataset_class()
     for view in opened:
-        cursor.register(view.version.name, dataset(handle, view, failures))
+        cursor.register(view.version.name, dataset(handle, view, failures, deadline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +358,13 @@ def _dataset_class() -> type:
     class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         """One table as of one time. DuckDB asks for columns and rows with `scanner`."""
 
-        def __init__(self, handle: Handle, view: View, failures: Failures) -> None:
+        def __init__(
+            self, handle: Handle, view: View, failures: Failures, deadline: Deadline
+        ) -> None:
             self._handle = handle
             self._view = view
             self._failures = failures
+            self._deadline = deadline
 
         @property
         def schema(self) -> pa.Schema:
@@ -323,9 +381,9 @@ def _dataset_class() -> type:
             condition = None if filter is None else ArrowCondition(filter, schema.arrow)
             chosen = None if columns is None else tuple(columns)
             want = Want(chosen, None, condition, ordered=False)
-            deadline = self._handle.deadline(None)
+            deadline = self._deadline.again()
             with self._failures.keeping():  # what it reads may be given up by now
-                reading = Reading(self._handle, self._view, want, deadline)
+                reading = Reading(self._handle, self._view, want, deadline, deadline.seconds)
             batches = self._failures.watched(_batches(reading, batch_size))
             stream = pa.RecordBatchReader.from_batches(reading.arrow, batches)
             return _Scanned(stream)
@@ -365,7 +423,8 @@ class _Writing:
 
         def assigned(view: View) -> Assignments:
             schema = typed(view.version)[0]
-            others = self.others(reads, view.as_of)
+            what = f"UPDATE {statement.target}"
+            others = self.others(reads, view.as_of, what)
             return Assignments(statement.values, schema, statement.alias, others)
 
         ids = self._ids(reads, version)
@@ -377,17 +436,14 @@ class _Writing:
         version = _target(self._tables, list(self._versions.values()), statement.source)
         schema = typed(version)[0]
         columns = columns_named(statement, schema.arrow.names)
-        batch = build(self._handle, version, copied_from(statement, schema, columns), options)
+        rows = copied_from(statement, schema, columns, options.deadline)
+        batch = build(self._handle, version, rows, options)
         return commit_writes(self._handle, [(version, Write(version.table, batch))], options)
 
-    def others(self, reads: Sequence[TableVersion], as_of: int) -> Others:
-        """What makes the tables that subqueries name known, as of a time."""
+    def others(self, reads: Sequence[TableVersion], as_of: int, what: str) -> Others:
+        """The tables that subqueries name, as of a time."""
         opened = self._tables.views(reads, as_of)
-
-        def known(cursor: Duck, failures: Failures) -> None:
-            register(cursor, self._handle, opened, failures)
-
-        return known
+        return _Others(self._handle, opened, self._tables.deadline, what)
 
     def _insert(self, version: TableVersion, statement: Insert, options: WriteOptions) -> Commit:
         reads = self._reads(statement.query)
@@ -416,18 +472,30 @@ class _Writing:
         cursor = instance(ordered=False)
         failures = Failures()
         what = f"INSERT INTO {statement.target}"
+        deadline = self._tables.deadline
+
+        def begun() -> pa.RecordBatchReader:
+            query = _insertion(cursor, statement, schema, types, what)
+            return cursor.sql(query).to_arrow_reader(_BATCH_ROWS)
+
         try:
             with failures.told(what):
                 types = sql_types(cursor, schema.arrow)
                 if as_of is not None:
-                    self.others(reads, as_of)(cursor, failures)
-                query = _insertion(cursor, statement, schema, types, what)
-                reader = cursor.sql(query).to_arrow_reader(_BATCH_ROWS)
+                    self.others(reads, as_of, what).register(cursor, failures)
+                reader = bounded(begun, [cursor], deadline, what)
         except BaseException:
             cursor.close()
             raise
-        batches = _drained(reader, cursor, failures, what)
-        return pa.RecordBatchReader.from_batches(reader.schema, batches)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                with failures.told(what):
+                    yield from drained(reader, [cursor], lambda: deadline, what)
+            finally:
+                cursor.close()
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def _reads(self, text: str) -> list[TableVersion]:
         names = names_in(text)
@@ -436,6 +504,22 @@ class _Writing:
     @staticmethod
     def _ids(reads: Sequence[TableVersion], target: TableVersion) -> list[str]:
         return [version.table for version in reads if version.table != target.table]
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """Tables as of their views' time, for the subqueries of `what`."""
+
+    handle: Handle
+    opened: Sequence[View]
+    deadline: Deadline
+    what: str
+
+    def register(self, cursor: Duck, failures: Failures) -> None:
+        register(cursor, self.handle, self.opened, failures, self.deadline)
+
+    def bounded(self, function: Callable[[], A], cursor: Duck) -> A:
+        return bounded(function, [cursor], self.deadline, self.what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,12 +537,14 @@ class _SqlSelection:
     ) -> Iterator[pa.Table]:
         condition = None
         if self.where is not None:
-            others = self.writing.others(self.reads, view.as_of)
+            what = f"{options.operation.upper()} with the condition {_short(self.where)}"
+            others = self.writing.others(self.reads, view.as_of, what)
             arrow = typed(view.version)[0].arrow
             condition = SqlCondition(self.where, arrow, self.alias, others)
         want = Want(None if columns is None else tuple(columns), None, condition)
-        timeout = options.deadline.remaining()
-        yield from Reading(handle, view, want, options.deadline, timeout).tables()
+        deadline = options.deadline
+        deadline.check(f"reading for {options.operation.upper()}", may_have_happened=False)
+        yield from Reading(handle, view, want, deadline, deadline.seconds).tables()
 
 
 def _insertion(
@@ -491,13 +577,3 @@ def _places(
             f"{what}: the query gives {len(given)} columns, and {len(names)} are to be written"
         )
     return [known[name.casefold()] for name in names]
-
-
-def _drained(
-    batches: pa.RecordBatchReader, cursor: Duck, failures: Failures, what: str
-) -> Iterator[pa.RecordBatch]:
-    try:
-        with failures.told(what):
-            yield from batches
-    finally:
-        cursor.close()

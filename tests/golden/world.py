@@ -64,6 +64,11 @@ class World:
     def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         yield from map(function, items)
 
+    def interruptible(
+        self, function: Callable[[], B], stop: Callable[[], None], *, seconds: float
+    ) -> B:
+        return function()
+
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         return self._real.start_worker(name, function)
 

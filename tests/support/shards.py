@@ -58,6 +58,11 @@ class StillEnv:
     def stream(self, function: Callable[[A], B], items: Iterable[A], *, ahead: int) -> Iterator[B]:
         return map(function, items)
 
+    def interruptible(
+        self, function: Callable[[], B], stop: Callable[[], None], *, seconds: float
+    ) -> B:
+        return function()
+
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         raise NotImplementedError
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextvars import ContextVar
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -73,3 +75,54 @@ def test_an_env_that_nobody_has_any_more_leaves_no_threads() -> None:
     while set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, "threads of pools that are gone"
         time.sleep(0.01)
+
+
+def test_what_is_interruptible_is_stopped_until_it_ends() -> None:
+    stops = []
+    ended = threading.Event()
+
+    def stop() -> None:
+        stops.append(1)
+        if len(stops) == 3:  # the first comes before it has begun, for all that is known
+            ended.set()
+
+    before = set(threading.enumerate())
+    assert RealEnv().interruptible(lambda: ended.wait(60), stop, seconds=0.001) is True
+    assert len(stops) >= 3
+    assert set(threading.enumerate()) == before
+
+
+def test_what_is_interruptible_gives_its_result_or_its_error_or_ctrl_c() -> None:
+    env = RealEnv()
+    stops: list[int] = []
+    assert env.interruptible(lambda: 7, stops.clear, seconds=60) == 7
+    with pytest.raises(ZeroDivisionError):
+        env.interruptible(lambda: 1 // 0, stops.clear, seconds=60)
+
+    main = threading.main_thread().ident
+    assert main is not None
+    ended = threading.Event()
+
+    def pressed() -> bool:
+        signal.pthread_kill(main, signal.SIGINT)
+        return ended.wait(60)
+
+    def stop() -> None:
+        stops.append(1)
+        if len(stops) == 1:
+            signal.pthread_kill(main, signal.SIGINT)  # impatient
+        ended.set()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            env.interruptible(pressed, stop, seconds=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.is_set()
+
+
+def test_what_is_interruptible_sees_the_context_of_the_caller() -> None:
+    variable: ContextVar[int] = ContextVar("variable")
+    variable.set(3)
+    assert RealEnv().interruptible(variable.get, gc.enable, seconds=60) == 3

@@ -61,6 +61,16 @@ class SimEnv:
             raise errors[min(errors)]
         return [results[index] for index in range(len(items))]
 
+    def interruptible(
+        self,
+        function: Callable[[], B],
+        stop: Callable[[], None],
+        *,
+        seconds: float,
+    ) -> B:
+        """The function's result."""
+        return function()
+
     def start_worker(self, name: str, function: Callable[[], None]) -> SimWorker:
         return SimWorker(self._scheduler, self._process, name, function)
 
