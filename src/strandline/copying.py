@@ -34,6 +34,7 @@ from strandline.engine import (
     file_errors,
     files,
     instance,
+    interrupted,
     is_usage,
     literal,
     quoted,
@@ -588,16 +589,61 @@ def copy_to(statement: Copy, rows: Rows, deadline: Deadline, what: str) -> int:
     # of 40 million; and they are no faster, as what gives the rows has threads of its own.
     with appearing(target) as unfinished, closing(files(ordered=True)) as cursor:
         text = _copy(str(unfinished), asked.form, options)
-        # Those that give the rows are ended with the one that writes them: it waits for them.
-        cursors = [cursor]
+        tap = _Tap()
+        cursors: list[Duck] = [tap]
 
         def written() -> Any:
-            cursor.register(_ROWS, rows(failures, cursors))
-            return cursor.execute(text).fetchall()
+            reader = rows(failures, cursors)
+            cursor.register(_ROWS, tap.passed(reader))
+            result = cursor.execute(text).fetchall()
+            tap.check()
+            return result
 
-        with _written(target), failures.told(what):
-            ((count,),) = bounded(written, cursors, deadline, what)
+        try:
+            with _written(target), failures.told(what):
+                ((count,),) = bounded(written, cursors, deadline, what)
+        finally:
+            for each in cursors[1:]:
+                each.close()
     return int(count)
+
+
+class _Tap:
+    """What rows for a file pass through, and what is told to stop in the place of who writes it.
+
+    SUBTLE: when a COPY of DuckDB 2.0 fails on the way, be it of its rows or because it is told to
+    stop, it may wait for ever for a write that nobody makes. So for it the rows just end, and why
+    they did is raised after it has ended. What it wrote until then is thrown away.
+    """
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def interrupt(self) -> None:
+        """Lets nothing through any more."""
+        self._closed = True
+
+    def passed(self, reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+        """The rows, up to an error of theirs or to the interrupt."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                for batch in reader:
+                    if self._closed:
+                        return
+                    yield batch
+            except Exception as error:  # noqa: BLE001  raised by `check`
+                self._error = error
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+    def check(self) -> None:
+        """Raises what ended the rows too early."""
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise interrupted()
 
 
 def _copy(path: str, form: str, options: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "file_errors",
     "files",
     "instance",
+    "interrupted",
     "is_usage",
     "literal",
     "on_one_thread",
@@ -264,6 +265,13 @@ def drained(
         if batch is None:
             return
         yield batch
+
+
+def interrupted() -> Exception:
+    """What DuckDB raises when it is told to stop."""
+    import duckdb
+
+    return duckdb.InterruptException("INTERRUPT Error: Interrupted!")
 
 
 def _is_interrupt(error: Exception) -> bool:

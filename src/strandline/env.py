@@ -285,7 +285,7 @@ class RealEnv:
             try:
                 stop()
                 ended.wait(_STOP_SECONDS)
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # noqa: BLE001  as above
                 interrupt = error
         thread.join()
         if interrupt is not None:

@@ -279,29 +279,17 @@ def _rows_of_query(
 ) -> pa.RecordBatchReader:
     """As the query gives them, which sees no file."""
     cursor = instance(ordered=False)
-    cursors.append(cursor)
+    cursors.append(cursor)  # closed by who writes the rows, once nobody can stop it any more
     inner = Failures()
-    try:
-        with inner.told(what):
-            register(cursor, tables.handle, tables.views(versions), inner, tables.deadline)
-            reader = cursor.sql(copy.source).to_arrow_reader(_BATCH_ROWS)
-    except BaseException:
-        _closed(cursor, cursors)
-        raise
+    with inner.told(what):
+        register(cursor, tables.handle, tables.views(versions), inner, tables.deadline)
+        reader = cursor.sql(copy.source).to_arrow_reader(_BATCH_ROWS)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        try:
-            with inner.told(what):
-                yield from reader
-        finally:
-            _closed(cursor, cursors)
+        with inner.told(what):
+            yield from reader
 
     return pa.RecordBatchReader.from_batches(reader.schema, failures.watched(batches()))
-
-
-def _closed(cursor: Duck, cursors: list[Duck]) -> None:
-    cursors.remove(cursor)
-    cursor.close()
 
 
 def _target(tables: _Tables, versions: Sequence[TableVersion], name: str) -> TableVersion:
