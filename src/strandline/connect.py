@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 from strandline.database import Database
-from strandline.env import Deadline, Env, RealEnv
+from strandline.env import Deadline, Env, RealEnv, given_seconds
 from strandline.errors import Corruption, LocationError, StrandlineError, UsageError
 from strandline.handle import Handle, Origin
 from strandline.ids import (
@@ -80,8 +80,8 @@ def connect(
     # What is in memory has no address, where it has no name: it is opened again by itself.
     reopen = _reopen if place.leaves_process else partial(_reopen_at, place)
     origin = Origin(place.url, mode, chosen, reopen, place.leaves_process)
-    seconds = chosen.timeout_seconds if timeout is None else timeout
-    return Database(Handle(_open(place, origin, create=create, timeout=seconds), origin))
+    limit = chosen.timeout_seconds if timeout is None else given_seconds(timeout, "timeout")
+    return Database(Handle(_open(place, origin, create=create, timeout=limit), origin))
 
 
 def _check_options(
@@ -118,7 +118,7 @@ def open_location(
     """
     _check_options(mode, consensus, storage_options)
     env = RealEnv()
-    deadline = Deadline(env, Settings().timeout_seconds if timeout is None else timeout)
+    deadline = Deadline.of(env, timeout, Settings().timeout_seconds)
     place = _place(url)
     blob = place.blob(env)
     marker = _marker(place, blob, deadline)

@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from strandline.errors import DeadlineExceeded, UsageError
 
-__all__ = ["LONG_SECONDS", "Deadline", "Env", "RealEnv", "Worker", "retry_delays"]
+__all__ = ["LONG_SECONDS", "Deadline", "Env", "RealEnv", "Worker", "given_seconds", "retry_delays"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -103,6 +103,17 @@ class Env(Protocol):
         """Where this user's processes may keep what can be lost; None: nowhere."""
 
 
+def given_seconds(given: Any, what: str) -> float:
+    """What a caller gave as `what=`, a time to wait; where each of them comes in.
+
+    UsageError, before anything happens, for what is no number above 0: in no time nothing is done.
+    """
+    good = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not good or not given > 0:  # NaN is none
+        raise UsageError(f"{what}={given!r:.200}: pass seconds, a number above 0")
+    return float(min(given, _LONGEST_SECONDS))
+
+
 class Deadline:
     """A point on the monotonic clock by which a call has to be done."""
 
@@ -115,17 +126,8 @@ class Deadline:
 
     @classmethod
     def of(cls, env: Env, timeout: Any, default: float) -> Self:
-        """By when a call has to be done that was given `timeout=`: seconds; None for the default.
-
-        The one place where timeouts come in. UsageError, before anything happens, for what is no
-        number above 0: in no time nothing can be done.
-        """
-        if timeout is None:
-            return cls(env, default)
-        good = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
-        if not good or not timeout > 0:  # NaN is none
-            raise UsageError(f"timeout={timeout!r}: pass seconds, a number above 0")
-        return cls(env, float(min(timeout, _LONGEST_SECONDS)))
+        """By when a call has to be done that was given `timeout=`; None: by the default."""
+        return cls(env, default if timeout is None else given_seconds(timeout, "timeout"))
 
     @property
     def seconds(self) -> float:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strandline.env import Deadline
+from strandline.env import Deadline, given_seconds
 from strandline.errors import UsageError
 from strandline.overlay import Overlay
 from strandline.settings import Settings
@@ -68,10 +68,11 @@ class Handle:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Ends background work and the session. Closing twice is harmless."""
+        default = self.origin.settings.timeout_seconds
+        limit = default if timeout is None else given_seconds(timeout, "timeout")
         with self._lock:
             store, self._store, self._closed = self._store, None, True
         if store is not None:
-            limit = store.settings.timeout_seconds if timeout is None else timeout
             store.close(timeout=limit)
 
     def end_background(self) -> None:

@@ -131,9 +131,9 @@ class Lease:
         """
         if self._over:
             return
+        deadline = self._handle.deadline(timeout)
         self._over = True
         self._release()
-        deadline = self._handle.deadline(timeout)
         command = Release(self._version.table, self._holder.epoch)
         try:
             self._handle.store.txns.machine.submit(command, timeout=deadline.remaining())
@@ -168,6 +168,7 @@ def attach(
         raise UsageError(f"worker={worker!r}: pass a name that says who holds the table")
     _encoded(position)  # what cannot be committed later is refused now
     handle.store.check_writable()
+    handle.deadline(timeout)  # and no other timeout than one
     own = handle.another()
     deadline = own.deadline(timeout)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from strandline.env import given_seconds
 from strandline.errors import UsageError
 from strandline.handle import Handle
 from strandline.state.codec import decode_staged, encode_staged
@@ -53,8 +54,9 @@ class Staged:
 
         Hands its session over. Errors: LocationError.
         """
+        limit = given_seconds(timeout, "timeout")
         if self._staging is not None and any(write.batch.parts for write in self._writes):
-            self._staging.hand_over(timeout=timeout)
+            self._staging.hand_over(timeout=limit)
         return encode_staged(self._database, self._writes, self._reads, self.ids)
 
     @classmethod

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.closing import Closing
 from strandline.differences import Difference, Wanted
-from strandline.env import Deadline
+from strandline.env import Deadline, given_seconds
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
@@ -127,11 +127,7 @@ def start_of(value: Any) -> str | int:
 
 def seconds_of(value: Any, what: str) -> float | None:
     """A number of seconds above 0, or None."""
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise UsageError(f"{what}={value!r}: pass seconds, a number above 0")
-    return float(value)
+    return None if value is None else given_seconds(value, what)
 
 
 class _Changes(Closing, Generic[C]):

@@ -16,8 +16,10 @@ from strandline.shard import (
     Batch,
     SnapshotSplit,
     compact,
+    list_holds,
     open_shard,
     read_split,
+    release_hold,
     vacuum_shard,
 )
 from strandline.txn import Txn, TxnsHandle
@@ -129,6 +131,14 @@ CALLS: dict[str, Call] = {
     "vacuum_shard shard_id": lambda w, x: vacuum_shard(w.location, x, **options()),
     "vacuum_shard delay": lambda w, x: vacuum_shard(w.location, SHARD, **options(delay_seconds=x)),
     "vacuum_shard timeout": lambda w, x: vacuum_shard(w.location, SHARD, **options(timeout=x)),
+    "list_holds location": lambda _, x: list_holds(x, SHARD, **options()),
+    "list_holds shard_id": lambda w, x: list_holds(w.location, x, **options()),
+    "list_holds timeout": lambda w, x: list_holds(w.location, SHARD, **options(timeout=x)),
+    "release_hold shard_id": lambda w, x: release_hold(w.location, x, "mine", **options()),
+    "release_hold name": lambda w, x: release_hold(w.location, SHARD, x, **options()),
+    "release_hold timeout": lambda w, x: release_hold(
+        w.location, SHARD, "mine", **options(timeout=x)
+    ),
     "read_split location": lambda w, x: read_split(x, w.split, **options()),
     "read_split split": lambda w, x: read_split(w.location, x, **options()),
     "read_split timeout": lambda w, x: read_split(w.location, w.split, **options(timeout=x)),
