@@ -12,7 +12,7 @@ from strandline.env import Env
 from strandline.errors import UsageError
 from strandline.ids import new_shard_id
 from strandline.parts.conform import to_arrow
-from strandline.parts.keys import KeyCodec
+from strandline.parts.keys import KEY_BYTES_MAX, KeyCodec
 from strandline.parts.schema import TableSchema, new_schema, validate_table_name
 from strandline.state.model import TableVersion
 from strandline.txn.properties import check_properties
@@ -73,6 +73,15 @@ def name_of(name: Any) -> str:
     return name
 
 
+def _short(encoded: bytes, point: Any) -> bytes:
+    if len(encoded) > KEY_BYTES_MAX:
+        raise UsageError(
+            f"split point {str(point)[:40]}… takes {len(encoded)} bytes, where {KEY_BYTES_MAX} are "
+            "the most"
+        )
+    return encoded
+
+
 def _points(points: Sequence[Any], schema: TableSchema) -> tuple[bytes, ...]:
     """Split points as encoded row keys, ascending, each once."""
     if isinstance(points, str | bytes) or not hasattr(points, "__iter__"):
@@ -86,5 +95,5 @@ def _points(points: Sequence[Any], schema: TableSchema) -> tuple[bytes, ...]:
                 f"split point {point!r}: pass a row key, or a prefix of one; row keys are "
                 f"{schema.row_keys}"
             )
-        encoded.add(codec.encode(values))
+        encoded.add(_short(codec.encode(values), point))
     return tuple(sorted(encoded))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from strandline.env import Deadline
 from strandline.handle import Handle
-from strandline.parts.keys import KeyCodec
+from strandline.parts.keys import KeyCodec, separating
 from strandline.reading import typed
 from strandline.state.commands import Split
 from strandline.state.model import Leaf, Reference, TableVersion
@@ -126,7 +126,8 @@ def choose_points(weighed: Sequence[Weighed], rows_max: int) -> list[bytes]:
     if at is None:
         return []
     left, right = weighed[:at], weighed[at:]
-    return [*choose_points(left, rows_max), right[0][0], *choose_points(right, rows_max)]
+    point = separating(left[-1][0], right[0][0])
+    return [*choose_points(left, rows_max), point, *choose_points(right, rows_max)]
 
 
 def _middle(weighed: Sequence[Weighed], total: int) -> int | None:

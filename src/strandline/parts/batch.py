@@ -161,7 +161,7 @@ class _Builder:
             parts=tuple(parts),
             rows=sum(part.rows for part in parts),
             lower=parts[0].lower,
-            upper=parts[-1].upper,
+            upper=max(part.upper for part in parts),
             has_diff=any(part.has_diff for part in parts),
             # Parts of one stream have no key in common.
             distinct=all(part.distinct for part in parts),

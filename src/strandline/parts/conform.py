@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
+from strandline.parts.keys import KEY_BYTES_MAX
 from strandline.parts.layouts import unwound, value_type
 from strandline.parts.plain import TRUE, int64s
 from strandline.parts.schema import TableSchema, normal_type
@@ -196,6 +197,13 @@ class _Plan:
 
     def __init__(self, given: pa.Schema, schema: TableSchema) -> None:
         self._schema = schema
+        keys = set(schema.keys)
+        self._texts = [
+            at
+            for at, field in enumerate(schema.fields)
+            if field.name in keys and (types.is_string(field.type) or types.is_binary(field.type))
+        ]
+        """The places of keys that may be long."""
         self._same = given.equals(schema.arrow)
         """Whether the columns are the table's already; what is in them is looked at anyway."""
         if self._same:
@@ -245,7 +253,27 @@ class _Plan:
                 column = _cast(column, field, base)
             _validate(column, field)
             out.append(column)
+        self._check_keys(out, base)
         return out
+
+    def _check_keys(self, columns: list[Any], base: int) -> None:
+        """Raises for the first row whose keys are too long."""
+        lengths = {
+            self._schema.fields[at].name: pc.binary_length(columns[at]) for at in self._texts
+        }
+        if sum(pc.max(each).as_py() or 0 for each in lengths.values()) <= KEY_BYTES_MAX:
+            return
+        total = np.sum([np.asarray(each, dtype=np.int64) for each in lengths.values()], axis=0)
+        row = int(np.argmax(total > KEY_BYTES_MAX))
+        size = int(total[row])
+        if size <= KEY_BYTES_MAX:
+            return
+        name = max(lengths, key=lambda each: lengths[each][row].as_py())
+        raise SchemaMismatch(
+            f"the key column {name!r} has {lengths[name][row]} bytes in row {base + row}, and "
+            f"texts and binaries in a row's keys take at most {KEY_BYTES_MAX} together: take a "
+            "hash of it as the key, and keep it as a value"
+        )
 
     def batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         base = 0

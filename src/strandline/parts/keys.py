@@ -23,7 +23,28 @@ from strandline.parts.plain import int64s, numbers_of
 from strandline.parts.schema import TableSchema
 from strandline.state.model import Interval
 
-__all__ = ["KeyCodec", "KeyRange", "clip", "locate", "places", "successor"]
+__all__ = [
+    "KEY_BYTES_MAX",
+    "KeyCodec",
+    "KeyRange",
+    "at_least",
+    "at_most",
+    "clip",
+    "locate",
+    "places",
+    "separating",
+    "separator",
+    "successor",
+]
+
+KEY_BYTES_MAX = 64 * 1024
+"""Texts and binaries in one row's keys take at most so many bytes together: enough for a URL or a
+path many times over, and little beside the row group that a footer names a key of."""
+
+BOUND_BYTES_MAX = 512
+"""Bounds that are longer are cut: they are in the log, in every page of state that names the part,
+and in memory while the table is open; keys that are that long are seldom told apart by their ends.
+"""
 
 
 class KeyCodec:
@@ -125,6 +146,34 @@ def successor(prefix: bytes) -> bytes | None:
     """The least bytes above everything that starts with `prefix`; None if there are none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def at_most(key: bytes) -> bytes:
+    """A short lower bound: not above `key`, and `key` itself if that is short."""
+    return key[:BOUND_BYTES_MAX]
+
+
+def at_least(key: bytes) -> bytes:
+    """A short upper bound: not below `key`, nor below anything that begins as it does."""
+    if len(key) <= BOUND_BYTES_MAX:
+        return key
+    # Nothing is above what begins with nothing but ff; then it stays as it is.
+    return successor(key[:BOUND_BYTES_MAX]) or key
+
+
+def separator(last: bytes, first: bytes) -> bytes:
+    """The shortest bytes above the key `last`, and not above `first`, which is not below it."""
+    different = (i for i, (a, b) in enumerate(zip(last, first, strict=False)) if a != b)
+    return first[: next(different, len(last)) + 1]
+
+
+def separating(last: bytes, first: bytes) -> bytes:
+    """Where to part the keys up to the row key `last` from those from the next, `first`, on.
+
+    The row key `first`, or something shorter if that is long. The rows of one row key stay
+    together: a key between whose rows it fell would begin `first`, and no row key does that.
+    """
+    return first if len(first) <= BOUND_BYTES_MAX else separator(last, first)
 
 
 def locate(table: pa.Table | pa.RecordBatch, bound: bytes, codec: KeyCodec) -> int:

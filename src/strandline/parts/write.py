@@ -20,7 +20,7 @@ from strandline.parts.encoding import choose_encoding
 from strandline.parts.filters import FILTER_KEYS_MAX, make_filter
 from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
 from strandline.parts.hashes import Hashes, key_hashes
-from strandline.parts.keys import KeyCodec, locate
+from strandline.parts.keys import KeyCodec, at_least, at_most, locate, separator
 from strandline.parts.plain import int64
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
@@ -39,6 +39,9 @@ _SAMPLES = 2_048
 
 _QUANTILE_BYTES = 64 * 1024
 """Of long keys fewer quantiles are kept: a footer stays quick to read."""
+
+_QUANTILES_MIN = 8
+"""But so many are kept of the longest keys that there are: a leaf of them can still be split."""
 
 _SINK_BYTES = 1 << 20
 
@@ -319,8 +322,8 @@ class _PartWriter:
             key=self._key,
             size=self._tail.size,
             rows=self._rows,
-            lower=self._lower,
-            upper=upper,
+            lower=at_most(self._lower),
+            upper=at_least(upper),
             time_min=min(self._times, default=None),
             time_max=max(self._times, default=None),
             has_diff=self._has_diff,
@@ -380,7 +383,7 @@ class _PartWriter:
             lasts.insert(0, b"")
         else:
             lasts.insert(0, self._codec.encode_rows(self._last_row, [0])[0])
-        return [_separator(last, first) for last, first in zip(lasts, firsts, strict=True)]
+        return [separator(last, first) for last, first in zip(lasts, firsts, strict=True)]
 
     def _check_order(self, rows: pa.Table) -> None:
         keys = self._schema.keys
@@ -422,14 +425,11 @@ class _Samples:
                                for i in range(count))  # fmt: skip
         picked = (self._kept[min(at, len(self._kept) - 1)] for at in chosen)
         found = list(dict.fromkeys((key, position) for position, key in picked))
-        while len(found) > 1 and sum(len(key) for key, _ in found) > _QUANTILE_BYTES:
+        while (
+            len(found) >= 2 * _QUANTILES_MIN and sum(len(key) for key, _ in found) > _QUANTILE_BYTES
+        ):
             found = found[::2]
         return found
-
-
-def _separator(last: bytes, first: bytes) -> bytes:
-    different = (i for i, (a, b) in enumerate(zip(last, first, strict=False)) if a != b)
-    return first[: next(different, len(last)) + 1]
 
 
 def _chunk_bounds(metadata: pq.FileMetaData) -> list[int]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
+from strandline.parts.keys import separating
+
 __all__ = ["halving_points", "leaves_wanted", "ranges_wanted"]
 
 _LEAF_ROWS_MIN = 250_000
@@ -34,7 +36,7 @@ def halving_points(sample: Sequence[bytes], bounds: Sequence[bytes], wanted: int
         middle = _cut(sample, start, end)
         if middle is None:
             continue
-        points.append(sample[middle])
+        points.append(separating(sample[middle - 1], sample[middle]))
         heappush(heap, (start - middle, start, middle))
         heappush(heap, (middle - end, middle, end))
     return points

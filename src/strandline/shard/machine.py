@@ -53,6 +53,11 @@ A = TypeVar("A")
 Decide = Callable[[State, Command, Author], Decision]
 Note = str | Callable[[Any], str]
 
+RECORD_BYTES_MAX = 128 * 1024 * 1024
+"""A larger record is refused before it is sent anywhere. A commit of 50,000 parts has half of it;
+SQLite and PostgreSQL take up to 1 GB in a row, and every process that has the shard open reads each
+record whole."""
+
 _LOSSES_WITHOUT_SLEEP = 3
 _LOOK_SECONDS = 1.0
 """For how long a look at the log may keep other writers waiting."""
@@ -609,6 +614,11 @@ class Machine:
             diffs,
         )
         data = encode_record(record)
+        if len(data) > RECORD_BYTES_MAX:
+            raise UsageError(
+                f"{name} would be a record of {len(data)} bytes in the log, where "
+                f"{RECORD_BYTES_MAX} are the most: write less at once, or less metadata"
+            )
         return _Attempt(command, record, data, record_hash(data), decision.result)
 
     # --- the slot

@@ -87,9 +87,9 @@ class Part:
     """Bytes of the object."""
     rows: int
     lower: bytes
-    """Encoded full key of the first row."""
+    """Encoded full key of the first row; a long one is cut, so that it may be below that."""
     upper: bytes
-    """Encoded full key of the last row (included)."""
+    """Encoded full key of the last row (included); in place of a long one a short one above it."""
     time_min: int | None = None
     time_max: int | None = None
     """Bounds of the `__time` column; None when the part has none."""
@@ -112,7 +112,7 @@ class Part:
 
     @property
     def span(self) -> Interval:
-        """The smallest interval that holds every key of the part."""
+        """An interval that holds every key of the part: the smallest, unless they are long."""
         # b"\0" after the last key makes the half-open end include it and nothing longer that
         # is not equal: no encoded full key is a proper prefix of another.
         return Interval(self.lower, self.upper + b"\0")
@@ -129,7 +129,8 @@ class Batch:
     """Rows in all."""
     lower: bytes = b""
     upper: bytes = b""
-    """Encoded full keys of the first and last row (included) over all of it."""
+    """Encoded full keys of the first and last row (included) over all of it; those of parts as
+    `Part` has them."""
     has_diff: bool = False
     distinct: bool = False
     schema_version: int = 0

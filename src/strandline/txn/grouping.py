@@ -23,17 +23,21 @@ Note = Mapping[str, Any]
 
 _MEMBERS_MAX = 256
 _BYTES_MAX = 1 << 20
-"""Inline bytes of a group: a large commit does not make small ones wait for its bytes."""
+"""Bytes of a group: a large commit does not make small ones wait, or fail, for its bytes."""
+
+_PART_BYTES = 1024
+"""What a record says of a part, about, besides its filter."""
 
 
 class _Member:
     """A commit that waits, and its outcome as soon as there is one."""
 
-    __slots__ = ("command", "deadline", "leads", "note", "outcome", "signal")
+    __slots__ = ("command", "deadline", "leads", "note", "note_bytes", "outcome", "signal")
 
     def __init__(self, command: Commit, note: Note, deadline: Deadline) -> None:
         self.command = command
         self.note = note
+        self.note_bytes = len(str(note))
         self.deadline = deadline
         self.outcome: CommitResult | StrandlineError | None = None
         self.leads = False
@@ -45,7 +49,10 @@ class _Member:
     @property
     def size(self) -> int:
         """Bytes that it adds to the record, about."""
-        return sum(len(write.batch.inline) for write in self.command.writes)
+        batches = [write.batch for write in self.command.writes]
+        parts = [part for batch in batches for part in batch.parts]
+        inline = sum(len(batch.inline) for batch in batches)
+        return inline + sum(_PART_BYTES + len(part.filter) for part in parts) + self.note_bytes
 
 
 class CommitQueue:
