@@ -49,10 +49,11 @@ class Settings:
     """The same in inline bytes; background apply starts at an eighth of it."""
 
     background: bool = True
-    """Whether this handle applies, rolls up and merges small parts in background threads."""
+    """Whether this handle applies, rolls up and merges small parts in a thread beside its callers.
+    If not, it does all the same: whoever commits does what is due before the call returns."""
 
     small_parts_max: int = 6
-    """Small parts in a leaf or in L0 at which the background worker merges those of like size."""
+    """Small parts in a leaf or in L0 at which those of like size are merged after a commit."""
 
     level_zero_parts_max: int = 24
     """Parts in L0 at which its oldest go down into the leaves: each lookup has to look at all."""

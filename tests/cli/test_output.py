@@ -233,6 +233,13 @@ def test_inspect_looks_into_a_part(lake: Run) -> None:
     assert lake("inspect", "part", short, "-o", "json").json[0]["value"] == part
 
 
+def test_a_compaction_that_did_nothing_says_so(lake: Run) -> None:
+    lake("compact", "readings", "--strategy", "full")
+    said = lake("compact", "readings", "--strategy", "full", "-o", "json")
+    assert "readings: nothing was merged: no leaf has more than one part" in said.error
+    assert "no leaf has more than one part" in said.json[0]["why_nothing"]
+
+
 def test_status_begins_with_the_whole_database(lake: Run) -> None:
     lake("create", "other", *CREATE[1:])
     first, *tables = lake("status", "-o", "json").json

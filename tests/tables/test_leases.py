@@ -178,6 +178,8 @@ def test_a_table_that_another_compacts_is_left_alone_unless_told_otherwise(
     report = compact(db, table)
     assert report.claimed_by == theirs.session
     assert (report.jobs, report.parts_before, report.parts_after) == (0, 3, 3)
+    assert report.why_nothing is not None
+    assert f"session {theirs.session} is compacting it" in report.why_nothing
     forced = compact(db, table, force=True)
     assert (forced.jobs, forced.discarded, forced.parts_after) == (1, 0, 1)
     assert data(db, table).state.meta.claim == theirs.session

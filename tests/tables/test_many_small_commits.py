@@ -122,3 +122,32 @@ def test_what_is_to_be_applied_goes_before_the_next_bite_of_merging(
     assert sorted(done[3:]) == sorted(
         [f"merge {name} {lower!r}" for name in ("first", "second") for lower in (None, b"m")]
     )
+
+
+def test_without_a_background_whoever_commits_merges_small_parts_before_it_returns() -> None:
+    settings = sl.Settings(background=False, inline_bytes_max=0, small_parts_max=2)
+    with sl.connect("memory://", settings=settings) as db:
+        table = db.create_table("t", SCHEMA, row_keys="key")
+        for key in range(6):
+            table.append({"key": [key], "value": ["x"]})
+        assert table.parts().num_rows < 3
+
+
+@pytest.mark.parametrize("kind", ["rows", "keyed"])
+def test_a_compaction_that_had_nothing_to_do_says_why(kind: str) -> None:
+    settings = sl.Settings(background=True, inline_bytes_max=0, small_parts_max=100)
+    with sl.connect("memory://", settings=settings) as db:
+        table = db.create_table("t", SCHEMA, row_keys="key", kind=kind)
+        assert [each.why_nothing for each in db.compact()] == ["it has no parts"]
+        for key in range(2):
+            table.append({"key": [key], "value": ["x"]})
+        db.compact("t")
+        (report,) = db.compact("t")
+        assert report.jobs == 0
+        assert report.why_nothing is not None
+        assert "the strategy 'size-ratio'" in report.why_nothing
+        assert "'full' merges" in report.why_nothing
+        (report,) = db.compact("t", strategy="full")
+        assert (report.jobs, report.why_nothing) == (1, None)
+        (report,) = db.compact("t", strategy="full")
+        assert report.why_nothing == "no leaf has more than one part, or anything to give up"

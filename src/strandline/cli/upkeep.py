@@ -38,6 +38,7 @@ REPORT = pa.schema(
         ("discarded", pa.int64()),
         ("rows", pa.int64()),
         ("claimed_by", pa.string()),
+        ("why_nothing", pa.string()),
     ]
 )
 
@@ -127,6 +128,9 @@ def compact(
                 timeout=timeout,
             )
     emit(reported(reports), output, whole=True)
+    for each in reports:
+        if each.why_nothing is not None:
+            note(f"{each.table}: nothing was merged: {each.why_nothing}")
 
 
 Names = Annotated[

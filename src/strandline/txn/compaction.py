@@ -54,6 +54,8 @@ class CompactionReport:
     """Rows in the inputs of the jobs."""
     claimed_by: str | None = None
     """The session that was compacting the table already, so that this one left it alone."""
+    why_nothing: str | None = None
+    """Why nothing was merged; None where something was, or L0 was taken down into the leaves."""
 
 
 def compact_table(
@@ -100,7 +102,25 @@ def compact_table(
                     break
     after = machine.run(lambda s: s.parts.count(), state=machine.state)
     rows = sum(job.rows for job in made)
-    return CompactionReport(version.name, before, after, len(made), discarded, rows, claimed_by)
+    why = None
+    if not made and before == after:
+        why = _why_nothing(after, strategy or property_of(version, "strategy"), claimed_by)
+    return CompactionReport(
+        version.name, before, after, len(made), discarded, rows, claimed_by, why
+    )
+
+
+def _why_nothing(parts: int, strategy: str, claimed_by: str | None) -> str:
+    if claimed_by is not None:
+        return f"session {claimed_by} is compacting it; with force this goes on beside it"
+    if not parts:
+        return "it has no parts"
+    if strategy == "full":
+        return "no leaf has more than one part, or anything to give up"
+    return (
+        f"no leaf has parts that the strategy {strategy!r} would merge yet: it waits until there "
+        "are enough of like size; the strategy 'full' merges all that there are"
+    )
 
 
 def _planned(
