@@ -165,11 +165,11 @@ def test_a_commit_stands_when_the_work_after_it_fails() -> None:
     broken.append(True)
     table.append(rows((1, 1)))
     assert found(table) == [(1, 1)]
-    assert store.objects == {}
+    assert not any("/part/" in key for key in store.objects)
     broken.clear()
     table.append(rows((2, 2)))
     assert found(table) == [(1, 1), (2, 2)]
-    assert store.objects != {}
+    assert any("/part/" in key for key in store.objects)
 
 
 def test_a_token_that_was_committed_is_success_though_its_record_is_hard_to_read() -> None:

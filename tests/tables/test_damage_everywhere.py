@@ -50,7 +50,9 @@ def lake(pristine: Path, tmp_path: Path) -> Lake:
 
 
 def test_there_is_something_of_everything(lake: Lake) -> None:
-    kinds = {key.rsplit("/", 2)[-2] if "/" in key else key for key in lake.whole}
+    keys = {key for key in lake.whole if not key.startswith("milestone/")}
+    assert len(keys) < len(lake.whole)
+    kinds = {key.rsplit("/", 2)[-2] if "/" in key else key for key in keys}
     assert kinds == {"part", "page", "rollup", MARKER_KEY, LOG_FILE}
     assert not any(isinstance(found, Exception) for found in lake.expected.values())
     assert all(found for found in lake.expected.values())

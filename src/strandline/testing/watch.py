@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from strandline.env import Deadline, Env
-from strandline.ids import session_of
+from strandline.ids import MilestoneKey, session_of
 from strandline.location import Blob, BlobInfo, Location
 from strandline.location.memory import MemoryConsensus, MemoryStore
 from strandline.shard.chain import follow
@@ -122,6 +122,16 @@ class Watch:
         if news:
             self.on_news()
 
+    def put(self, key: str) -> None:
+        """An object is about to be put. Raises `Broken` for a milestone that would cry wolf."""
+        if not key.startswith("milestone/"):
+            return
+        self.look()
+        said = MilestoneKey.parse(key)
+        state = self.states.get(said.shard)
+        if state is None or state.seqno < said.seqno:
+            raise Broken(f"{key} is put, and the log had not come there")
+
     def delete(self, key: str) -> None:
         """An object is about to be deleted. Raises `Broken` if anybody may still need it."""
         if "/probe/" in key:
@@ -137,6 +147,10 @@ class Watch:
 
     def _needed(self, key: str) -> str:
         """What for; empty if it is not."""
+        if key.startswith("milestone/"):
+            said = MilestoneKey.parse(key)
+            later = (k for k in self._store.objects if k.startswith(said.prefix(said.shard)))
+            return "" if max(later, default="") > key else "it is the newest milestone"
         named = self._named(key)
         if named:
             return named
@@ -309,7 +323,7 @@ def _parts_named(record: LogRecord) -> list[str]:
 
 
 class Guarded:
-    """A Blob that asks a `Watch` before it deletes."""
+    """A Blob that asks a `Watch` before it puts or deletes."""
 
     def __init__(self, inner: Blob, watch: Watch) -> None:
         self._inner = inner
@@ -326,6 +340,7 @@ class Guarded:
         return self._inner.get_range(key, start, length, timeout=timeout)
 
     def put(self, key: str, data: bytes, *, timeout: float) -> None:
+        self._watch.put(key)
         self._inner.put(key, data, timeout=timeout)
 
     def upload(self, key: str, *, timeout: float) -> AbstractContextManager[BinaryIO]:

@@ -1,7 +1,7 @@
 """How far the log of commits had come, said by objects beside it: an older log does not go unseen.
 
 A log that goes back as a whole is in itself without a fault. What it lost shows in what lies
-elsewhere: a milestone is an empty-handed object whose key alone says that the log had a record.
+elsewhere: a milestone is an object whose key says that the log had a record.
 docs/design/0013-milestones.md says what that is worth.
 """
 
