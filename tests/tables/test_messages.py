@@ -115,7 +115,7 @@ def test_a_conflict_is_told_by_the_name_of_the_table(
         filled.append(ROW)
 
 
-@pytest.mark.parametrize("broken", ["head", "scan", "compare_and_set"])
+@pytest.mark.parametrize("broken", ["scan", "compare_and_set", "head scan compare_and_set"])
 def test_a_log_that_does_not_answer_is_told_by_the_name_of_the_table(
     filled: Table,
     open_database: Callable[..., Database],
@@ -129,7 +129,8 @@ def test_a_log_that_does_not_answer_is_told_by_the_name_of_the_table(
     def fail(*_: object, **__: object) -> None:
         raise sl.LocationError("nobody answers")
 
-    monkeypatch.setattr(db._handle.store.location.consensus, broken, fail)
+    for name in broken.split():
+        monkeypatch.setattr(db._handle.store.location.consensus, name, fail)
     messages = []
     for call in (
         lambda: table.append(ROW, timeout=0.05),
