@@ -991,14 +991,18 @@ def test_the_first_read_of_a_transaction_moves_it_on_where_its_time_is_given_up(
     assert keys(overtaken.table) == sorted(own + overtaken.all)
 
 
+@pytest.mark.parametrize("opened_before", [False, True])
 def test_a_transaction_that_has_read_stays_at_its_time_or_says_that_it_is_gone(
-    world: World,
+    world: World, opened_before: bool
 ) -> None:
     overtaken = Overtaken(world)
     overtaken.writer.create_table("other", SCHEMA, row_keys="k")
     with overtaken.reader.transaction() as tx:
         assert len(tx["other"]) == 0
         at = tx.read_time
+        if opened_before:
+            overtaken.rewrite()
+            overtaken.reader["t"].get(0)
         overtaken.armed = 1
         with pytest.raises(AsOfTooOld):
             tx["t"].scan().to_arrow()
