@@ -118,7 +118,9 @@ def update_rows(
         stream = _stream(rows, schema, diff=not keyed)
         return [build(handle, view.version, stream, options, diff=not keyed)]
 
-    return commit_computed(handle, version.table, options, compute, reads)
+    # Of a row of a table of `rows` the old values go, and the new ones come.
+    each = 1 if keyed else 2
+    return commit_computed(handle, version.table, options, compute, reads, updates_per_row=each)
 
 
 def overwrite(

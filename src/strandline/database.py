@@ -304,8 +304,9 @@ class Database(Closing):
     def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
         """The commits of the database, newest first, at most `limit`.
 
-        Columns: commit, time, operation, tables, rows, metadata, session. It goes back as far as
-        the log does, of which a vacuum leaves the newest 1,000 records or more.
+        Columns: commit, time, operation, tables, rows (as `Commit.rows` counts them), metadata,
+        session. It goes back as far as the log does, of which a vacuum leaves the newest 1,000
+        records or more.
         """
         deadline = self._handle.deadline(timeout)
         store = self._handle.store
@@ -418,13 +419,17 @@ class Database(Closing):
         limit = LONG_SECONDS if timeout is None else timeout
         return split(self._handle, names, self._handle.deadline(limit))
 
-    def status(self, *, timeout: float | None = None) -> pa.Table:
+    def status(self, *, count: bool = False, timeout: float | None = None) -> pa.Table:
         """One row per table: how it is stored, and what waits to be applied.
 
-        Columns: table, kind, rows (stored, retractions included), bytes, parts, leaves, level_zero
-        (parts not assigned to leaves yet), backlog (commits not applied), latest, since.
+        Columns: table, kind, rows, updates (stored: rows that were replaced or deleted, and what
+        says so, count until a compaction drops them), bytes, parts, leaves, level_zero (parts not
+        assigned to leaves yet), backlog (commits not applied), latest, since.
+
+        `rows` are those that a scan would give, where that is known from the parts' metadata or
+        by reading at most a million updates; else null, unless `count` says to read all it takes.
         """
-        return status(self._handle, self._as_of, self._handle.deadline(timeout))
+        return status(self._handle, self._as_of, self._handle.deadline(timeout), count=count)
 
     def usage(self, *, timeout: float | None = None) -> pa.Table:
         """What the objects of the database take, and what they are good for; it lists them all.

@@ -32,7 +32,7 @@ HISTORY = pa.schema(
         ("session", pa.string()),
     ]
 )
-"""What `history` gives: newest first; `rows` are those written, retractions included."""
+"""What `history` gives: newest first; `rows` are those affected, as `Commit.rows` counts them."""
 
 _SCAN_RECORDS = 256
 _PROBE_RECORDS = 16
@@ -47,7 +47,7 @@ class _Committed:
     session: str
     operation: str
     rows: dict[str, int]
-    """Rows written, by table id."""
+    """Rows affected, by table id."""
     changed: tuple[str, ...]
     """Ids of tables that DDL made, changed or dropped."""
     metadata: dict[str, str]

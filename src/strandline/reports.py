@@ -1,4 +1,4 @@
-"""How a database is doing: its tables' storage."""
+"""How a database is doing: its tables' rows and storage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.handle import Handle
+from strandline.reading import Reading, Want, parts_of
 from strandline.state.replay import State
 from strandline.times import datetime_of
 from strandline.txn.view import View, views
@@ -21,6 +22,7 @@ STATUS = pa.schema(
         ("table", pa.string()),
         ("kind", pa.string()),
         ("rows", pa.int64()),
+        ("updates", pa.int64()),
         ("bytes", pa.int64()),
         ("parts", pa.int64()),
         ("leaves", pa.int64()),
@@ -32,10 +34,32 @@ STATUS = pa.schema(
 )
 
 
-def status(handle: Handle, as_of: int | None, deadline: Deadline) -> pa.Table:
-    """One row per table, as `STATUS`."""
+_READ_MAX = 1_000_000
+"""Updates that are read of a table to know its rows: some tenths of a second."""
+
+
+def status(
+    handle: Handle, as_of: int | None, deadline: Deadline, *, count: bool = False
+) -> pa.Table:
+    """One row per table, as `STATUS`. `count`: however much is to be read for it."""
     opened = views(handle.store, None, as_of, timeout=deadline.remaining())
-    return pa.Table.from_pylist([_status(view) for view in opened], schema=STATUS)
+    rows = [
+        {**_status(view), "rows": _live(handle, view, deadline, count=count)} for view in opened
+    ]
+    return pa.Table.from_pylist(rows, schema=STATUS)
+
+
+def _live(handle: Handle, view: View, deadline: Deadline, *, count: bool) -> int | None:
+    """The rows that a scan would give; None where too much is to be read to know."""
+    want = Want(view.version.row_keys[:1], ordered=False)
+    reading = Reading(handle, view, want, deadline, deadline.seconds)
+    unknown = [task for task in reading.tasks if reading.rows_of(task) is None]
+    updates = sum(
+        sum({part.key: part.rows for part, _, _ in parts_of(task)}.values())
+        + sum(entry.batch.rows for entry in task.entries if entry.batch.inline)
+        for task in unknown
+    )
+    return reading.count() if count or updates <= _READ_MAX else None
 
 
 def _status(view: View) -> dict[str, Any]:
@@ -47,7 +71,7 @@ def _status(view: View) -> dict[str, Any]:
         **row,
         "table": view.version.name,
         "kind": view.version.kind,
-        "rows": row["rows"] + sum(batch.rows for batch in waiting),
+        "updates": row["updates"] + sum(batch.rows for batch in waiting),
         "bytes": row["bytes"]
         + sum(len(batch.inline) for batch in waiting)
         + sum(part.size for part in parts),
@@ -65,7 +89,7 @@ def _stored(state: State) -> dict[str, int]:
         parts[reference.part.key] = reference.part
         level_zero += key[0] == 0
     return {
-        "rows": sum(part.rows for part in parts.values()),
+        "updates": sum(part.rows for part in parts.values()),
         "bytes": sum(part.size for part in parts.values()),
         "parts": len(parts),
         "leaves": state.leaves.count(),

@@ -46,8 +46,8 @@ class Staged:
 
     @property
     def rows(self) -> int:
-        """Rows in all of it, deletions included."""
-        return sum(write.batch.rows for write in self._writes)
+        """Rows that it adds, changes or takes away."""
+        return sum(write.rows for write in self._writes)
 
     def to_bytes(self, *, timeout: float = 60.0) -> bytes:
         """All of it for another process: what is small itself, and where the rest is stored.

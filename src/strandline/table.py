@@ -132,7 +132,8 @@ class Table:
     def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
         """The commits that touched the table, newest first, at most `limit`.
 
-        Columns: commit, time, operation, tables, rows (written to this table), metadata, session.
+        Columns: commit, time, operation, tables, rows (of this table, as `Commit.rows` counts
+        them), metadata, session.
         """
         return history(
             self._handle.store,

@@ -67,7 +67,11 @@ class Commit:
     micros: int
     """The commit's time: microseconds since 1970-01-01 UTC."""
     rows: int | None = 0
-    """Rows that were written; None if the log's record of a repeated commit is no longer kept."""
+    """Rows that it added, changed or took away; None if the log no longer keeps the record of a
+    repeated commit. A row that an update changes counts once. In a keyed table a row is its key:
+    one that is upserted, replaced or named in `delete(keys=…)` counts, whether it was there or not.
+    An `overwrite` counts what went and what came; several writes in a transaction count in turn.
+    """
     tables: tuple[str, ...] = ()
     """The names of the tables that were written."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -110,6 +111,8 @@ class Transaction:
         self._state = known
         self._bases: dict[str, View] = {}
         self._writes: dict[str, list[Entry]] = {}
+        self._rows: Counter[str] = Counter()
+        """Per table, rows that the writes add, change or take away."""
         self._versions: dict[str, TableVersion] = {}
         """Tables as they are called here, those that were asked for so far."""
         self._reads: dict[str, list[Interval]] = {}
@@ -183,6 +186,7 @@ class Transaction:
         version = named(self.tables(), name_of(name))
         change = self._changes.pop(version.table, None)
         self._writes.pop(version.table, None)
+        self._rows.pop(version.table, None)
         self._points.pop(version.table, None)
         self._dropped[version.table] = version.name
         if change is not None and change.expected_version is None:
@@ -386,16 +390,18 @@ class Transaction:
                 time = max(0, self.read_time)
                 entry = Entry(version.table, time, next(_ordinals), "", write.batch)
                 self._writes.setdefault(version.table, []).append(entry)
-            rows += write.batch.rows
+                self._rows[version.table] += write.rows
+            rows += write.rows
         return Commit(self.read_time, rows, tuple(dict.fromkeys(v.name for v, _ in writes)))
 
     # --- inside
 
     def _to_be_written(self, options: WriteOptions) -> list[tuple[TableVersion, Write]]:
+        # The first write to a table says for all of them how many rows are affected.
         return [
-            (self.version(table), Write(table, batch))
+            (self.version(table), Write(table, batch, 0 if number else self._rows[table]))
             for table in self._writes
-            for batch in self._batches(table, options)
+            for number, batch in enumerate(self._batches(table, options))
         ]
 
     def _based(self, table: str, deadline: Deadline) -> View:

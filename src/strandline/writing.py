@@ -198,7 +198,7 @@ def commit_writes(
         [(w.table, len(w.batch.inline), bool(w.batch.parts)) for w in written],
         timeout=options.deadline.remaining(),
     )
-    rows = sum(write.batch.rows for write in written)
+    rows = sum(write.rows for write in written)
     names = dict.fromkeys(version.name for version, _ in real)
     return Commit(result.time, rows, tuple(names))
 
@@ -225,21 +225,28 @@ def commit_computed(
     options: WriteOptions,
     compute: Callable[[View], Sequence[Batch]],
     reads: Sequence[str] = (),
+    *,
+    updates_per_row: int = 1,
 ) -> Commit:
     """Commits what `compute` makes of the table, if the table is still what it was computed from.
 
+    `updates_per_row`: so many of the batches' make one row that is added, changed or taken away.
     `reads` are ids of other tables that have to be, too. Else it is computed again, until the
     deadline. Where nothing is to be changed and there is no token to remember, nothing is
     written, and the commit is that of the read.
     """
     store = handle.store
+
+    def made(batch: Batch) -> Write:
+        return Write(table, batch, batch.rows // updates_per_row)
+
     if options.transaction is not None:
         # It remembers what is read, and is the one that is begun anew if that changes.
         transaction = options.transaction
 
         def added(within: View) -> Commit:
             return transaction.add(
-                [(within.version, Write(table, batch)) for batch in compute(within)]
+                [(within.version, write) for write in map(made, compute(within))]
             )
 
         def within() -> View:
@@ -247,7 +254,7 @@ def commit_computed(
 
         return anew(within(), within, added)
     with Tries(store.way, store.env, options.deadline) as tries:
-        return _tried(handle, table, options, compute, reads, tries)
+        return _tried(handle, table, options, compute, reads, made, tries)
 
 
 def _tried(
@@ -256,6 +263,7 @@ def _tried(
     options: WriteOptions,
     compute: Callable[[View], Sequence[Batch]],
     reads: Sequence[str],
+    made: Callable[[Batch], Write],
     tries: Tries,
 ) -> Commit:
     store = handle.store
@@ -283,7 +291,7 @@ def _tried(
             continue
         if not batches and options.token is None and not options.positions:
             return Commit(view.as_of, 0, ())
-        writes = [(view.version, Write(table, batch)) for batch in batches]
+        writes = [(view.version, write) for write in map(made, batches)]
         # Also where there is nothing to write: a token's commit says so of its own, later time.
         looked_at = [unchanged(each, view.as_of) for each in reads]
         looked_at.append(unchanged(table, view.as_of, united(seen)))

@@ -17,29 +17,38 @@ __all__ = ["partitions", "parts", "status", "status_of", "usage"]
 PANEL = "Reports"
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")]
-_SUMS = ("rows", "bytes", "parts", "leaves", "level_zero", "backlog")
+_SUMS = ("updates", "bytes", "parts", "leaves", "level_zero", "backlog")
 _LAST = ("latest", "since")
 
 
 @command("status", example="strandline status", panel=PANEL)
-def status(ctx: typer.Context, output: Output = Form.TABLE) -> None:
+def status(
+    ctx: typer.Context,
+    count: Annotated[
+        bool, typer.Option("--count", help="Count rows, also where much is to be read for it.")
+    ] = False,
+    output: Output = Form.TABLE,
+) -> None:
     """Show what is stored: first the whole database, then each table.
 
-    Rows are those stored, retractions included; level_zero are parts not given to leaves yet;
-    backlog are commits not applied yet; log records and rollups are those kept. In the first line,
-    whose table is null, they include those of the database's own log.
+    Rows are those that a scan gives, null where only --count tells; updates are those stored, with
+    what was replaced or deleted until it is compacted; level_zero are parts not given to leaves
+    yet; backlog are commits not applied yet; log records and rollups are those kept. In the first
+    line, whose table is null, they include those of the database's own log.
     """
     with open_database(ctx) as db:
-        rows = status_of(db)
+        rows = status_of(db, count=count)
     emit(rows, output, title="the database (first line), and its tables", whole=True)
 
 
-def status_of(db: sl.Database) -> pa.Table:
+def status_of(db: sl.Database, *, count: bool = False) -> pa.Table:
     """The database in one row, then each table in one."""
-    tables = db.status()
+    tables = db.status(count=count)
     shards = {row["table"]: row for row in db.shards().to_pylist()}
     rows = [{**row, **_log(shards.get(row["table"]))} for row in tables.to_pylist()]
-    every = {name: sum(row[name] for row in rows) for name in _SUMS}
+    every: dict[str, Any] = {name: sum(row[name] for row in rows) for name in _SUMS}
+    live = [row["rows"] for row in rows]
+    every["rows"] = None if None in live else sum(live)
     logs = [_log(shard) for shard in shards.values()]
     total = {name: sum(log[name] for log in logs) for name in ("log_records", "rollups")}
     latest = pc.max(tables["latest"]).as_py() if rows else None

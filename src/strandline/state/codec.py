@@ -404,7 +404,8 @@ def encode_staged(
     """A staged transaction for another process."""
     message = pb.Staged(database=database, ids=ids)
     for write in writes:
-        put_batch(message.writes.add(table=write.table).batch, write.batch)
+        added = message.writes.add(table=write.table, affected=write.affected)
+        put_batch(added.batch, write.batch)
     for read in reads:
         intervals = sorted(read.intervals)
         message.reads.add(
@@ -421,7 +422,14 @@ def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read], list[str]]
     """The inverse of `encode_staged`."""
     _check_bytes(data, "a staged transaction")
     message = _open(_STAGED, data, "a staged transaction", pb.Staged)
-    writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
+    writes = [
+        Write(
+            write.table,
+            get_batch(write.batch),
+            write.affected if write.HasField("affected") else None,
+        )
+        for write in message.writes
+    ]
     reads = []
     for read in message.reads:
         uppers: list[bytes | None] = list(read.upper)

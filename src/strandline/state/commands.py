@@ -79,6 +79,13 @@ class Write:
 
     table: str
     batch: Batch
+    affected: int | None = None
+    """Rows that it adds, changes or takes away; None: those of the batch."""
+
+    @property
+    def rows(self) -> int:
+        """What a commit says of it: rows that it adds, changes or takes away, each counted once."""
+        return self.batch.rows if self.affected is None else self.affected
 
 
 @dataclass(frozen=True, slots=True)

@@ -465,12 +465,14 @@ class Txn(_message.Message):
     def __init__(self, txns: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., begun: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[StagedWrite, _Mapping]]] = ...) -> None: ...
 
 class StagedWrite(_message.Message):
-    __slots__ = ("table", "batch")
+    __slots__ = ("table", "batch", "affected")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    AFFECTED_FIELD_NUMBER: _ClassVar[int]
     table: str
     batch: Batch
-    def __init__(self, table: _Optional[str] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ...) -> None: ...
+    affected: int
+    def __init__(self, table: _Optional[str] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., affected: _Optional[int] = ...) -> None: ...
 
 class StagedRead(_message.Message):
     __slots__ = ("table", "since", "lower", "upper", "open")

@@ -306,7 +306,7 @@ def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[W
         note["metadata"] = dict(metadata)
     rows: Counter[str] = Counter()
     for write in writes:
-        rows[write.table] += write.batch.rows
+        rows[write.table] += write.rows
     if rows:
         note["rows"] = rows
     return note
