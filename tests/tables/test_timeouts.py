@@ -64,6 +64,7 @@ CALLS: dict[str, Call] = {
     "Database.shards": lambda w, t: w.db.shards(timeout=t),
     "Database.inspect": lambda w, t: w.db.inspect("holds", table="t", timeout=t),
     "Database.confirm_clock": lambda w, t: w.db.confirm_clock(timeout=t),
+    "Database.confirm_restore": lambda w, t: w.db.confirm_restore(timeout=t),
     "Database.sessions": lambda w, t: w.db.sessions(timeout=t),
     "Database.force_ack": lambda w, t: w.db.force_ack(session="w0123456789abcdef", timeout=t),
     "Database.close": lambda w, t: w.db.close(timeout=t),
