@@ -1,16 +1,27 @@
 """`where` takes conditions on a row and nothing else, and never leaves out a row that matches."""
 
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strandline.conditions import Comparison, compile_where, key_ranges
+from strandline import conditions
+from strandline.conditions import (
+    Comparison,
+    PlainCondition,
+    SqlCondition,
+    compile_where,
+    key_ranges,
+    plain_condition,
+)
 from strandline.errors import UsageError
 from strandline.expressions import quote_columns
 from strandline.parts.keys import KeyCodec, KeyRange
@@ -243,3 +254,142 @@ def test_a_failure_on_a_row_is_the_users() -> None:
     for where in ("CAST(name AS INTEGER) > 3", "value > 'many'"):
         with pytest.raises(UsageError, match="failed on a row"):
             compiled(where).select(table)
+
+
+# --- conditions that need no engine
+
+PLAIN = new_schema(
+    pa.schema(
+        [
+            ("K", pa.int32()), ("small", pa.uint8()), ("big", pa.uint64()), ("v", pa.float64()),
+            ("s", pa.string()), ("b c", pa.string()), ("rowid", pa.int64()), ("at", pa.int64()),
+            ("current_date", pa.string()), ("user", pa.string()), ("é", pa.int64()),
+            ("\u017fx", pa.int64()), ("f", pa.float32()), ("d", pa.date32()),
+        ]
+    ),
+    "K",
+)  # fmt: skip
+WORDS = ["K", "k", '"k"', "small", "SMALL", "big", "v", "V", "s", '"b c"', "rowid", "at",
+         "current_date", "user", '"é"', '"É"', '"\u017fx"', "sx", "f", "d", "nothing", "readings",
+         "readings.s", "null", "true"]  # fmt: skip
+NUMERALS = ["0", "1", "7", "255", "256", "-1", "- 1", "2147483648", "1.5", "-0.0", "0.1", "1e3",
+           "007", "12345678901234567", "0.30000000000000004", "9007199254740993"]  # fmt: skip
+QUOTED = ["''", "'a'", "'b'", "'a''b'", "'\xff'", "'\U0001f600'", "'7'", "e'a'", "'a' 'b'"]
+CONSTANTS = st.sampled_from([*NUMERALS, *QUOTED, "NULL", "true"])
+BLANKS = st.sampled_from([" ", " ", "", "\n", "\u00a0", "/* */"])
+COMPARISONS = st.builds(
+    "".join,
+    st.tuples(
+        BLANKS, st.sampled_from(["k", "small", "v", "s"]) | st.sampled_from(WORDS), BLANKS,
+        st.sampled_from(["=", "<", "<=", ">", ">=", "<>", "!=", "==", "= -"]), BLANKS, CONSTANTS,
+    ),
+)  # fmt: skip
+TEXTS_OF_CONDITIONS = st.builds(
+    lambda first, rest: first + "".join(joint + each for joint, each in rest),
+    COMPARISONS,
+    st.lists(
+        st.tuples(st.sampled_from([" and ", " AND\n", "and", " or ", ";", ") and ("]), COMPARISONS),
+        max_size=2,
+    ),
+)
+
+EDGES: dict[str, list[Any]] = {
+    "K": [0, 1, 7, -1, 2**31 - 1, -(2**31)],
+    "small": [0, 1, 255, None],
+    "big": [0, 1, 2**64 - 1, None],
+    "v": [0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 0.1, 0.3, 2.0**53, None],
+    "s": ["", "a", "b", "a'b", "a\0", "\xff", "\U0001f600", "\uffff", "7", None],
+}
+ROWS_OF_PLAIN = pa.Table.from_pylist(
+    [
+        {
+            **{f.name: None for f in PLAIN.arrow},
+            **{name: values[row * (2 * step - 1) % len(values)] for step, (name, values) in
+               enumerate(EDGES.items(), 1)},
+            "b c": EDGES["s"][row % 10], "rowid": row, "at": 7, "current_date": "a",
+            "user": "b", "é": 1, "\u017fx": 7, "f": 0.1, "d": date(2026, 11, 20),
+        }
+        for row in range(60)
+    ],
+    PLAIN.arrow,
+)  # fmt: skip
+
+
+@example("v > 1.5")
+@example("v >= -0.0 and v <> 0.1")
+@example("v = 0 and K > -1")
+@example("s > 'a' and s <= '\uffff'")
+@example("big <> 0 and k != 7")
+@given(TEXTS_OF_CONDITIONS)
+@settings(max_examples=150, deadline=None)
+def test_a_condition_means_the_same_without_an_engine(text: str) -> None:
+    plain = plain_condition(text, PLAIN, "readings")
+    if plain is None:
+        return
+    by_engine = SqlCondition(text, PLAIN.arrow, "readings")
+    assert plain.columns == by_engine.columns
+    assert set(by_engine.comparisons) <= set(plain.comparisons)
+    found = plain.select(ROWS_OF_PLAIN).column("rowid")
+    assert found.to_pylist() == by_engine.select(ROWS_OF_PLAIN).column("rowid").to_pylist()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["k = 7", "K=7", "k = -7", " k > 1\nAND \"b c\" <> 'it''s' and v <= 2.5 ", "k != 0"],
+)
+def test_simple_conditions_need_no_engine(text: str) -> None:
+    assert isinstance(compile_where(text, PLAIN, "readings"), PlainCondition)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["small = 256", "small = -1", "v = 0.30000000000000004", "f = 0.1", "d = '2026-11-20'",
+     "at = 7", "user = 'b' or k = 1", "k = '7'", "s = 7", "k = 7 and", '"É" = 1', "readings = 7",
+     "k = 7 -- 8", "k = 1.0", "k = NULL", "not k = 7", "k = 1_000", "s = e'a'"],
+)  # fmt: skip
+def test_what_may_be_in_doubt_is_left_to_the_engine(text: str) -> None:
+    assert plain_condition(text, PLAIN, "readings") is None
+
+
+def test_a_text_that_was_seen_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    parse = conditions.SqlCondition
+
+    def counted(text: str, *given: Any) -> Any:
+        parsed.append(text)
+        return parse(text, *given)
+
+    monkeypatch.setattr(conditions, "SqlCondition", counted)
+    monkeypatch.setattr(conditions, "_known", {})
+    text, other = "at = 7 or k = 1", new_schema(PLAIN.arrow, "small")
+    first = compile_where(text, PLAIN, "readings")
+    assert compile_where(text, PLAIN, "readings") is first
+    assert parsed == [text]
+    compile_where(text, other, "readings")
+    compile_where(text, PLAIN, "others")
+    assert parsed == [text] * 3
+    for number in range(3 * conditions._KNOWN_MAX):
+        compile_where(f"k = {number}", PLAIN, "readings")
+    assert len(conditions._known) <= conditions._KNOWN_MAX
+    compile_where(f"at = 7 or s = '{'x' * 5_000}'", PLAIN, "readings")
+    assert not any(len(text) > conditions._KNOWN_TEXT_MAX for _, _, text in conditions._known)
+
+
+def test_every_word_that_is_more_than_a_name_to_the_engine_is_known() -> None:
+    found: Any = duckdb.sql("SELECT keyword_name FROM duckdb_keywords() "
+                       "WHERE keyword_category <> 'unreserved'")  # fmt: skip
+    assert {word for (word,) in found.fetchall()} == conditions._KEYWORDS
+
+
+def test_a_simple_condition_loads_no_engine() -> None:
+    program = (
+        "import sys, strandline as sl\n"
+        "with sl.connect('memory://') as db:\n"
+        "    t = db.create_table('t', {'k': [6, 7], 'v': [1, 2]}, row_keys='k')\n"
+        "    assert t.scan(where='k = 7 and v > 1').to_arrow().num_rows == 1\n"
+        "print('duckdb' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
