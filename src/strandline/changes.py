@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
+from pyarrow import types
 
 from strandline.differences import runs_of, with_keys_of
 from strandline.expressions import Assignments
@@ -212,13 +214,35 @@ def _read_back(
 
 
 def _markers(keys: pa.Table, schema: TableSchema) -> pa.Table:
-    """Delete markers of a keyed table: keys, nulls, and `__diff` -1."""
+    """Delete markers of a keyed table: keys, nothing else that says anything, and `__diff` -1."""
     names = set(schema.keys)
     columns = [
-        keys.column(field.name) if field.name in names else pa.nulls(keys.num_rows, field.type)
+        keys.column(field.name) if field.name in names else _nothing(field, keys.num_rows)
         for field in schema.arrow
     ]
     return _diffed(columns, -1, keys.num_rows, schema)
+
+
+def _nothing(field: pa.Field, rows: int) -> pa.Array:
+    """Nulls, or where the column may have none, zeros and what is empty: nobody reads them."""
+    if field.nullable:
+        return pa.nulls(rows, field.type)
+    return pa.repeat(pa.scalar(_empty_value(field.type), field.type), rows)
+
+
+def _empty_value(kind: pa.DataType) -> Any:
+    if types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return {f.name: None if f.nullable else _empty_value(f.type) for f in fields}
+    if types.is_map(kind) or types.is_list(kind):
+        return []
+    if types.is_string(kind) or types.is_binary(kind):
+        return "" if types.is_string(kind) else b""
+    if types.is_decimal(kind):
+        return Decimal(0)
+    if types.is_date32(kind) or types.is_timestamp(kind) or types.is_time64(kind):
+        return pa.scalar(0, pa.int32() if types.is_date32(kind) else pa.int64()).cast(kind).as_py()
+    return 0 if types.is_integer(kind) else False if types.is_boolean(kind) else 0.0
 
 
 def _with_diff(rows: pa.Table, diff: int, schema: TableSchema) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -710,3 +710,35 @@ def test_a_commit_names_itself(readings: Table) -> None:
     assert isinstance(commit, Commit)
     assert commit.id == f"c{commit.micros:016x}"
     assert commit.time.tzinfo is UTC
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 65_536])
+def test_rows_go_from_a_keyed_table_whose_columns_are_never_null(
+    open_database: Callable[..., Database], inline_bytes_max: int
+) -> None:
+    kinds = [
+        pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
+        pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("s"), pa.time64("us"),
+        pa.decimal128(9, 2), pa.list_(pa.field("element", pa.int8(), nullable=False)),
+        pa.map_(pa.string(), pa.int8()),
+        pa.struct([pa.field("a", pa.int8(), nullable=False), pa.field("b", pa.string())]),
+    ]  # fmt: skip
+    fields = [pa.field(f"v{i}", kind, nullable=False) for i, kind in enumerate(kinds)]
+    schema = pa.schema([pa.field("k", pa.int64()), *fields])
+    db = open_database(settings=replace(QUIET, inline_bytes_max=inline_bytes_max))
+    table = db.create_table("t", schema, row_keys="k", kind="keyed")
+    row = {
+        "v0": 1, "v1": 1, "v2": 1.0, "v3": 1.0, "v4": True, "v5": "x", "v6": b"x",
+        "v7": date(2026, 11, 20), "v8": datetime(2026, 11, 20, tzinfo=UTC),
+        "v9": datetime(2026, 11, 20),  # noqa: DTZ001  the column has no zone
+        "v10": time(1), "v11": Decimal(1), "v12": [1],
+        "v13": [("x", 1)], "v14": {"a": 1, "b": "x"},
+    }  # fmt: skip
+    table.append(pa.Table.from_pylist([{"k": k, **row} for k in range(4)], schema))
+    table.delete(keys=[1])
+    table.delete(where="k = 2")
+    db.sql("DELETE FROM t WHERE k = 3")
+    assert table.scan(columns=["k"]).to_arrow().to_pylist() == [{"k": 0}]
+    db.compact("t", strategy="full")
+    assert table.scan(columns=["k"]).to_arrow().to_pylist() == [{"k": 0}]
+    assert len(table) == 1
