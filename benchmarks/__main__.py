@@ -7,6 +7,7 @@ import sys
 
 NAMES = (
     "appends",
+    "append_sizes",
     "reads",
     "import_local",
     "import_spark",

@@ -27,8 +27,9 @@ class Settings:
     """Silence of an ended session, beyond the lease, after which its objects may be swept: longer
     than a request of its owner can be under way."""
 
-    inline_bytes_max: int = 64 * KIB
-    """A batch of at most this many Arrow IPC bytes is committed inside its entry, not as a part."""
+    inline_bytes_max: int = 256 * KIB
+    """A batch of at most this many Arrow IPC bytes is committed inside its entry, not as a part: a
+    third of the processor time. The log, of which a vacuum leaves 1,000 records, grows by it."""
 
     rollup_every_records: int = 128
     """Records between two rollups: what opening replays, against bytes written per commit."""
@@ -52,8 +53,9 @@ class Settings:
     """Whether this handle applies, rolls up and merges small parts in a thread beside its callers.
     If not, it does all the same: whoever commits does what is due before the call returns."""
 
-    small_parts_max: int = 6
-    """Small parts in a leaf or in L0 at which those of like size are merged after a commit."""
+    small_parts_max: int = 12
+    """Small parts in a leaf or in L0 at which those of like size are merged after a commit: with
+    half as many, appends of 5,000 rows cost a quarter more; with twice as many, scans do."""
 
     level_zero_parts_max: int = 24
     """Parts in L0 at which its oldest go down into the leaves: each lookup has to look at all."""

@@ -254,7 +254,7 @@ def commit_computed(
 
         return anew(within(), within, added)
     with Tries(store.way, store.env, options.deadline) as tries:
-        return _tried(handle, table, options, compute, reads, made, tries)
+        return _tried(handle, table, options, compute, reads, made, tries=tries)
 
 
 def _tried(
@@ -264,6 +264,7 @@ def _tried(
     compute: Callable[[View], Sequence[Batch]],
     reads: Sequence[str],
     made: Callable[[Batch], Write],
+    *,
     tries: Tries,
 ) -> Commit:
     store = handle.store

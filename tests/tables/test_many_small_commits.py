@@ -93,6 +93,19 @@ def test_a_lookup_opens_only_the_small_parts_that_have_its_key(
         assert table.get_many(range(1_000, 1_040)).num_rows == 39
 
 
+def test_commits_of_thousands_of_rows_are_gathered_into_parts_and_not_merged_from_them() -> None:
+    """A part, and its share of the first merge, costs more than twice a commit without."""
+    data = pa.table({"key": range(3_000), "value": ["of some thirty bytes, as many are"] * 3_000})
+    with sl.connect("memory://", settings=sl.Settings(background=False)) as db:
+        table = db.create_table("t", SCHEMA, row_keys="key")
+        for _ in range(100):
+            table.append(data)
+        parts = handle_of(table).store.data(table.id).state.parts.count()
+        stored = handle_of(table).store.location.blob.list("", timeout=5)
+        assert len([info for info in stored if "/part/" in info.key]) == parts <= 100 // 8
+        assert len(table) == 300_000
+
+
 def test_what_is_to_be_applied_goes_before_the_next_bite_of_merging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,7 +102,7 @@ def test_diffs_are_kept_where_they_say_something() -> None:
     ]
     batch = build(store, rows | {DIFF: [1, 1, 1]}, schema, diff=True)
     assert (batch.has_diff, batch.distinct) == (False, True)
-    many = {"k": range(10_000), "v": range(10_000), DIFF: [1] * 10_000}
+    many = {"k": range(20_000), "v": range(20_000), DIFF: [1] * 20_000}
     batch = build(store, {n: list(c) for n, c in many.items()}, schema, diff=True)
     assert (batch.has_diff, batch.distinct, len(batch.parts) > 0) == (False, True, True)
     many[DIFF] = [1] * 9_999 + [-1]
