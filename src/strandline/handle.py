@@ -12,14 +12,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from strandline.env import Deadline, given_seconds
 from strandline.errors import UsageError
 from strandline.overlay import Overlay
 from strandline.settings import Settings
+from strandline.times import whole
 from strandline.txn.store import Store
 
-__all__ = ["Handle", "Origin"]
+__all__ = ["Handle", "Origin", "limit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +141,13 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
+
+
+def limit_of(limit: Any) -> int | None:
+    """How many rows a user wants at most; None: all. UsageError for what is no such number."""
+    if limit is None:
+        return None
+    rows = whole(limit)
+    if rows is None or rows < 0:
+        raise UsageError(f"limit={limit!r}: pass a whole number of rows, 0 or more")
+    return rows

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.errors import UnknownTable
+from strandline.handle import limit_of
 from strandline.shard.chain import verified
 from strandline.shard.patience import reading
 from strandline.state.codec import LogRecord
@@ -59,13 +60,14 @@ class _Committed:
 
 
 def history(
-    store: Store, *, table: str | None, as_of: int | None, limit: int | None, deadline: Deadline
+    store: Store, *, table: str | None, as_of: int | None, limit: Any, deadline: Deadline
 ) -> pa.Table:
     """The commits of the database, or of the table with that id, as a table `HISTORY`."""
+    most = limit_of(limit)
     state = store.txns.refresh(timeout=deadline.remaining())
     rows: list[dict[str, Any]] = []
     for commit in _newest_first(store, state, deadline):
-        if limit is not None and len(rows) >= limit:
+        if most is not None and len(rows) >= most:
             break
         if as_of is not None and commit.time > as_of:
             continue

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.errors import UsageError
-from strandline.handle import Handle
+from strandline.handle import Handle, limit_of
 from strandline.parts.inline import decode_inline
 from strandline.parts.keys import KeyCodec, clip
 from strandline.parts.read import PartReader
@@ -373,7 +373,8 @@ def inspect(
     machine = store.txns.machine if table is None else store.data(table)
     state = machine.refresh(timeout=deadline.remaining())
     if what == "log":
-        return _log(machine, state, limit, deadline)
+        most = limit_of(limit)
+        return _log(machine, state, state.seqno if most is None else most, deadline)
     if what == "state":
         return _facts(_inside_state(machine, state, deadline))
     if what == "holds":

@@ -17,7 +17,7 @@ from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
 from strandline.exporting import export
 from strandline.expressions import Assignments
-from strandline.handle import Handle
+from strandline.handle import Handle, limit_of
 from strandline.history import history
 from strandline.inspection import partitions, parts
 from strandline.parts.keys import KeyRange
@@ -193,10 +193,7 @@ class Table:
         updates up to `as_of`, with `__time` and `__diff`. Raises `UsageError` for unknown columns,
         statements in `where`, and keys of the wrong type.
         """
-        given: Any = limit
-        whole = isinstance(given, int) and not isinstance(given, bool) and given >= 0
-        if limit is not None and not whole:
-            raise UsageError(f"limit={limit!r}: pass a whole number of rows, 0 or more")
+        rows = limit_of(limit)
         if as_of is not None:
             return self.as_of(as_of).scan(
                 columns,
@@ -215,7 +212,7 @@ class Table:
             key_ranges=key_ranges,
             raw=raw,
         )
-        return Scan(self._handle, self._view, self._version, want, limit=limit, timeout=timeout)
+        return Scan(self._handle, self._view, self._version, want, limit=rows, timeout=timeout)
 
     def get(
         self,

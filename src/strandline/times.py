@@ -1,10 +1,12 @@
-"""Moments: what `as_of` takes, and what a commit is to the one who made it."""
+"""Moments: what `as_of` takes, and what a commit is to the one who made it; whole numbers."""
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from strandline.errors import UsageError
 
@@ -17,6 +19,7 @@ __all__ = [
     "micros_of",
     "parse_as_of",
     "told",
+    "whole",
 ]
 
 TIME_MAX = (1 << 63) - 2
@@ -47,9 +50,11 @@ class Micros:
     value: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, bool) or not isinstance(self.value, int):
+        value = whole(self.value)
+        if value is None:
             raise UsageError(f"Micros takes an int of microseconds, not {self.value!r}")
-        if not 0 <= self.value <= _MICROS_MAX:
+        object.__setattr__(self, "value", value)
+        if not 0 <= value <= _MICROS_MAX:
             raise UsageError(
                 f"Micros({self.value}) is out of range: 0 to {_MICROS_MAX}, the end of year 9999"
             )
@@ -117,6 +122,20 @@ class Progress:
         if not _PROGRESS.fullmatch(text):
             raise UsageError(f"{text!r} is no progress of a subscription: p and 16 hex digits")
         return cls(Micros(int(text[1:], 16)).value)
+
+
+def whole(value: Any) -> int | None:
+    """The integer that a value is, of Python, NumPy or whatever has one; None for others.
+
+    >>> whole(7), whole(7.0), whole(True)
+    (7, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def datetime_of(micros: int) -> datetime:

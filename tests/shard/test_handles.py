@@ -1,10 +1,12 @@
 """What handles accept and refuse, and who a shard belongs to."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -272,6 +274,51 @@ def test_no_time_is_beyond_the_greatest_but_an_upper(pair: Pair) -> None:
         with pytest.raises(UsageError, match=r"a whole number from 0 to 2\*\*63"):
             refused()
     assert read.since == 0
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint16, np.array])
+def test_times_and_sizes_are_whole_numbers_of_any_kind(
+    location: Location, pair: Pair, whole: Callable[[int], Any]
+) -> None:
+    write, read = pair
+    token = ("job", whole(1))
+    write.compare_and_append({"word": ["a"]}, whole(0), whole(2), time=whole(1), token=token)
+    assert write.compare_and_append(None, 0, 2, token=("job", 1)).repeated
+    write.append({"word": ["b"], "__time": [2]}, whole(3), lower=whole(2))
+    with write.batch_builder(whole(3)) as builder:
+        builder.add({"word": ["c"]}, time=whole(3))
+        batch = Batch.from_bytes(builder.finish(whole(4)).to_bytes())
+    write.compare_and_append(batch, 3, 4)
+    assert write.advance_upper(whole(5)) == 5
+    assert len(read.snapshot(whole(3), whole(2))) == 2
+    assert read.read(whole(2)).read_all().num_rows == 2
+    assert len(list(read.listen(whole(1), until=whole(4)))) == 1
+    hold = read.hold("mine", whole(1))
+    assert hold.downgrade_since(whole(2)) == 2
+    assert read.downgrade_since(whole(3)) == 3
+
+
+@pytest.mark.parametrize("wrong", [1.0, np.float64(1), True, np.bool_(1), "1", 1.5])
+def test_what_is_no_whole_number_is_no_time_and_no_size(pair: Pair, wrong: Any) -> None:
+    write, read = pair
+    for refused in (
+        lambda: write.compare_and_append(None, wrong, 2),
+        lambda: write.compare_and_append(None, 0, wrong),
+        lambda: write.compare_and_append({"word": ["a"]}, 0, 2, time=wrong),
+        lambda: write.compare_and_append(None, 0, 2, token=("job", wrong)),
+        lambda: write.append(None, 2, lower=wrong),
+        lambda: write.batch_builder(wrong),
+        lambda: write.advance_upper(wrong),
+        lambda: read.snapshot(wrong),
+        lambda: read.snapshot(0, wrong),
+        lambda: read.listen(wrong),
+        lambda: read.listen(0, until=wrong),
+        lambda: read.hold("mine", wrong),
+        lambda: read.downgrade_since(wrong),
+    ):
+        with pytest.raises(UsageError, match="whole number"):
+            refused()
+    assert write.fetch_upper() == 0
 
 
 def test_a_part_with_an_update_beyond_the_greatest_time_is_not_appended(

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import polars as pl
 import pyarrow as pa
@@ -201,6 +202,10 @@ def test_get_takes_any_prefix_of_the_keys(readings: Table, settle: Settle) -> No
         lambda t: t.scan(["name", "name"]),
         lambda t: t.scan(limit=-1),
         lambda t: t.scan(limit=True),
+        lambda t: t.scan(limit=2.0),
+        lambda t: t.history(limit=2.0),
+        lambda t: t.history(limit=-1),
+        lambda t: t.scan(timeout=True).to_arrow(),
         lambda t: t.scan(limit="5"),
         lambda t: t.scan(key_range=7),
         lambda t: t.scan(key_range=(1, 2, 3)),
@@ -344,6 +349,14 @@ def test_scans_give_what_is_asked_for_in_the_order_of_keys(
     narrow = grid.scan(columns=["v"], **arguments)
     assert values(narrow) == list(expected)
     assert narrow.schema.names == ["v"]
+
+
+def test_sizes_and_timeouts_are_numbers_of_any_kind(grid: Table) -> None:
+    two: Any = np.int64(2)
+    assert grid.scan(limit=two, timeout=two).to_arrow().num_rows == 2
+    assert grid.head(two).num_rows == 2
+    seconds: Any = np.float32(20)
+    assert grid.history(two, timeout=seconds).num_rows == 2
 
 
 def test_a_scan_hands_out_every_form(grid: Table) -> None:

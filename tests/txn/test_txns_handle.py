@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -966,6 +967,24 @@ def test_bytes_are_checked_and_belong_to_one_txns_shard(
     mine = registered.begin()
     with pytest.raises(UsageError, match="begin another"):
         mine.merge(mine)
+
+
+def test_times_are_whole_numbers_of_any_kind(location: Location) -> None:
+    whole: Any = np.int64
+    described(location, D0)
+    with TxnsHandle.open(location, new_shard_id(), init_time=whole(1), settings=QUIET) as txns:
+        txns.register(D0, whole(2))
+        txn = txns.begin()
+        txn.write(D0, {"word": ["a"]})
+        assert txn.commit_at(txns, whole(3)).time == 3
+        assert txns.registered(whole(3)) == (D0,)
+        assert txns.latest_write(D0, whole(3)) == 3
+        assert words(txns, D0, whole(3)) == {"a": 1}
+        txns.apply_le(whole(3))
+        txns.tidy_at(whole(4))
+        assert txns.compact_to(whole(3)) == 3
+        txns.forget(D0, whole(5))
+        assert txns.upper == 6
 
 
 def test_what_a_transaction_takes_back_is_not_stored(

@@ -1,7 +1,9 @@
 """Moments are exact, and `as_of` takes what its documentation says and nothing else."""
 
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
 
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
@@ -92,6 +94,13 @@ def test_a_tag_is_refused_because_there_are_none_yet() -> None:
 def test_micros_takes_only_times(value: object) -> None:
     with pytest.raises(UsageError, match="Micros"):
         Micros(value)  # type: ignore[arg-type]
+
+
+def test_micros_are_whole_numbers_of_any_kind() -> None:
+    number: Any = np.int64(5)
+    micros = Micros(number)
+    assert micros == Micros(5)
+    assert type(micros.value) is int
 
 
 def test_progress_is_a_moment_or_refused() -> None:

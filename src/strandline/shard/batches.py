@@ -121,8 +121,7 @@ class BatchBuilder(Closing):
 
     def __init__(self, shard: Shard, lower: int, check_open: Callable[[], None]) -> None:
         """`check_open` raises once the handle that made the builder is closed."""
-        check_bound(lower, "lower")
-        self.lower = lower
+        self.lower = check_bound(lower, "lower")
         self._shard = shard
         self._check_handle = check_open
         self._spool = Spool(shard.schema.stored(time=True, diff=True))
@@ -161,7 +160,7 @@ class BatchBuilder(Closing):
         deadline = self._shard.deadline(timeout)
         try:
             if new_upper is not None:
-                check_bound(new_upper, "new_upper")
+                new_upper = check_bound(new_upper, "new_upper")
                 check_within(None, self._latest, self.lower, new_upper)
             updates = Updates(self._spool.arrow, self._spool.batches(), None)
             parts = write_updates(self._shard, updates, deadline)

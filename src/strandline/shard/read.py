@@ -26,6 +26,7 @@ from strandline.shard.updates import check_bound, check_time
 from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
 from strandline.state.model import EVERYTHING, Hold
 from strandline.state.replay import State
+from strandline.times import whole
 
 __all__ = ["HOLDS", "ReadHandle", "ShardHold", "list_holds", "release_hold"]
 
@@ -55,7 +56,7 @@ class ShardHold:
         """
         deadline = self._deadline(timeout)
         if new_since is not None:
-            check_time(new_since, "new_since")
+            new_since = check_time(new_since, "new_since")
         self._hold = self._shard.machine.submit(
             MoveHold(self.name, self._hold.epoch, new_since), timeout=deadline.remaining()
         )
@@ -140,17 +141,17 @@ class ReadHandle(Closing):
         the location; keep this handle, or another hold, until then. Errors: AsOfTooOld, which
         names since; DeadlineExceeded, which names upper.
         """
-        check_time(as_of, "as_of")
-        given: Any = splits
-        if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= _SPLITS_MAX:
-            raise UsageError(f"splits={given!r:.200}: pass a whole number from 1 to {_SPLITS_MAX}")
+        as_of = check_time(as_of, "as_of")
+        count = whole(splits)
+        if count is None or not 0 < count <= _SPLITS_MAX:
+            raise UsageError(f"splits={splits!r:.200}: pass a whole number from 1 to {_SPLITS_MAX}")
         deadline = self._deadline(timeout)
         state = self._readable(as_of, deadline)
-        return splits_of(self._shard, state, as_of, splits, deadline)
+        return splits_of(self._shard, state, as_of, count, deadline)
 
     def read(self, as_of: int, *, timeout: float | None = None) -> pa.RecordBatchReader:
         """The whole snapshot, in this process: see `read_split`."""
-        check_time(as_of, "as_of")
+        as_of = check_time(as_of, "as_of")
         self._readable(as_of, self._deadline(timeout))
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -170,10 +171,9 @@ class ReadHandle(Closing):
         delivered. `timeout` is for each event: DeadlineExceeded, and the next call waits again.
         Errors: AsOfTooOld, also if since passes what is delivered; LocationError, Corruption.
         """
-        if type(as_of) is not int or as_of != -1:
-            check_time(as_of, "as_of")
+        as_of = -1 if whole(as_of) == -1 else check_time(as_of, "as_of")
         if until is not None:
-            check_bound(until, "until")
+            until = check_bound(until, "until")
         deadline = self._deadline(timeout)
         state = self._shard.machine.refresh(timeout=deadline.remaining())
         self._check_mine(state, deadline)
@@ -235,7 +235,7 @@ class ReadHandle(Closing):
         """
         deadline = self._deadline(timeout)
         if new_since is not None:
-            check_time(new_since, "new_since")
+            new_since = check_time(new_since, "new_since")
         if not self._name:
             raise UsageError(
                 f"{self._shard.location.url} was opened for reading only: this handle holds nothing"
@@ -257,7 +257,7 @@ class ReadHandle(Closing):
         deadline = self._deadline(timeout)
         check_name(name, "name")
         if since is not None:
-            check_time(since, "since")
+            since = check_time(since, "since")
         asked = Hold(self.since if since is None else since, kind="hold")
         found = self._shard.machine.submit(
             OpenHold(name, asked, leased=False, exact=since is not None),

@@ -13,7 +13,7 @@ from strandline.errors import UsageError
 from strandline.parts.conform import conform, to_arrow
 from strandline.parts.merge import constant
 from strandline.parts.schema import DIFF, TIME, TableSchema
-from strandline.times import TIME_MAX
+from strandline.times import TIME_MAX, whole
 
 __all__ = ["Updates", "check_bound", "check_time", "updates_from"]
 
@@ -51,7 +51,7 @@ def updates_from(data: Any, schema: TableSchema, time: int | None) -> Updates:
     given = arrow.empty_table() if data is None else to_arrow(data, replace(schema, arrow=arrow))
     names = set(given.schema.names)
     if time is not None:
-        check_time(time, "time")
+        time = check_time(time, "time")
     nothing = isinstance(given, pa.Table) and not given.num_rows and given.schema == arrow
     if not names or nothing:
         return Updates(arrow, iter(()), arrow.empty_table())
@@ -95,16 +95,18 @@ def _check_times(updates: pa.RecordBatch) -> None:
             raise UsageError(f"there is an update at {time}: times are from 0 to 2**63 - 2")
 
 
-def check_time(value: Any, what: str) -> None:
-    """UsageError unless the value is a time: of an update, a since, or an `as_of`."""
-    _check_whole(value, what, TIME_MAX, "2**63 - 2")
+def check_time(value: Any, what: str) -> int:
+    """The time that a value is: of an update, a since, or an `as_of`. UsageError if it is none."""
+    return _check_whole(value, what, TIME_MAX, "2**63 - 2")
 
 
-def check_bound(value: Any, what: str) -> None:
-    """UsageError unless the value can bound times, as an upper, which is beyond all of them."""
-    _check_whole(value, what, TIME_MAX + 1, "2**63 - 1")
+def check_bound(value: Any, what: str) -> int:
+    """What a value bounds times by, as an upper, which is beyond all of them. UsageError."""
+    return _check_whole(value, what, TIME_MAX + 1, "2**63 - 1")
 
 
-def _check_whole(value: Any, what: str, most: int, most_said: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+def _check_whole(value: Any, what: str, most: int, most_said: str) -> int:
+    number = whole(value)
+    if number is None or not 0 <= number <= most:
         raise UsageError(f"{what}={value!r}: pass a time, a whole number from 0 to {most_said}")
+    return number

@@ -106,7 +106,7 @@ class WriteHandle(Closing):
         deadline = self._deadline(timeout)
         if expected_upper is None:
             raise UsageError("expected_upper=None: nothing can be appended to a finished shard")
-        check_bound(expected_upper, "expected_upper")
+        expected_upper = check_bound(expected_upper, "expected_upper")
         return self._append(
             updates,
             lambda parts: Append(
@@ -140,8 +140,7 @@ class WriteHandle(Closing):
             start = updates.lower if isinstance(updates, Batch) else self._mine
         if start is None:
             raise UsageError(f"shard {self._shard.id} is finished: its upper is the empty frontier")
-        check_bound(start, "lower")
-        begin = start
+        begin = check_bound(start, "lower")
         return self._append(
             updates,
             lambda parts: Append(
@@ -154,7 +153,7 @@ class WriteHandle(Closing):
     def advance_upper(self, new_upper: int, *, timeout: float | None = None) -> int | None:
         """Moves upper to at least `new_upper`: no more updates come before it. Returns upper."""
         deadline = self._deadline(timeout)
-        check_bound(new_upper, "new_upper")
+        new_upper = check_bound(new_upper, "new_upper")
         upper: int | None = self._shard.machine.submit(
             AdvanceUpper(new_upper), timeout=deadline.remaining()
         )
@@ -375,6 +374,4 @@ def _is_there(append: Append, upper: int | None) -> bool:
 
 
 def _upper(value: int | None) -> int | None:
-    if value is not None:
-        check_bound(value, "new_upper")
-    return value
+    return None if value is None else check_bound(value, "new_upper")

@@ -7,6 +7,7 @@ from typing import Any
 from strandline.errors import UsageError
 from strandline.state.model import Diff, TokenWindow
 from strandline.state.replay import State
+from strandline.times import whole
 
 __all__ = ["TOKEN_WINDOW", "known_token", "remember_token", "token_of"]
 
@@ -20,22 +21,20 @@ def token_of(token: Any) -> tuple[str, int] | None:
     """A user's token, checked; UsageError says what one is."""
     if token is None:
         return None
-    good = (
-        isinstance(token, tuple | list)
-        and len(token) == 2
+    pair = isinstance(token, tuple | list) and len(token) == 2
+    number = whole(token[1]) if pair else None
+    scoped = (
+        pair
         and isinstance(token[0], str)
         and 0 < len(token[0]) <= _SCOPE_MAX
         and not any("\ud800" <= letter <= "\udfff" for letter in token[0])  # UTF-8 has none
-        and isinstance(token[1], int)
-        and not isinstance(token[1], bool)
-        and 0 <= token[1] < 1 << 63
     )
-    if not good:
+    if not scoped or number is None or not 0 <= number < 1 << 63:
         raise UsageError(
             f"token={token!r:.200}: pass (scope, number), a string of at most {_SCOPE_MAX} "
             "characters and a growing whole number"
         )
-    return token[0], token[1]
+    return token[0], number
 
 
 def known_token(state: State, token: tuple[str, int]) -> int | None:

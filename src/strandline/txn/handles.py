@@ -75,7 +75,7 @@ class TxnsHandle(Closing):
         is not there on a read-only location; LocationError, Corruption.
         """
         check_place(location, settings)
-        check_time(init_time, "init_time")
+        init_time = check_time(init_time, "init_time")
         store = LoneStore(location, txns_id, env or RealEnv(), settings or Settings())
         deadline = _deadline(store, timeout)
         try:
@@ -121,7 +121,7 @@ class TxnsHandle(Closing):
         shard that is not there, is finished, or belongs to a database or another txns shard;
         LocationError.
         """
-        check_time(time, "time")
+        time = check_time(time, "time")
         register_shard(self._store, shard_id, time, self._writing(timeout))
 
     def forget(self, shard_id: str, time: int, *, timeout: float | None = None) -> None:
@@ -131,7 +131,7 @@ class TxnsHandle(Closing):
         moves beyond `time` all the same. A call that ended anywhere is finished by repeating it at
         the least time possible. Errors: UpperMismatch, whose `upper` is that time; LocationError.
         """
-        check_time(time, "time")
+        time = check_time(time, "time")
         forget_shard(self._store, shard_id, time, self._writing(timeout))
 
     def registered(
@@ -143,6 +143,8 @@ class TxnsHandle(Closing):
         DeadlineExceeded.
         """
         deadline = self._deadline(timeout)
+        if as_of is not None:
+            as_of = check_time(as_of, "as_of")
         state = self._refresh(deadline) if as_of is None else self._known(as_of, deadline)
         versions = self._store.txns.tables(state, as_of)
         return tuple(sorted(version.table for version in versions))
@@ -161,7 +163,7 @@ class TxnsHandle(Closing):
         times, side by side. Reads do not need it; the shards' own handles see what is applied.
         Errors: LocationError; what was applied until then stays so.
         """
-        check_time(time, "time")
+        time = check_time(time, "time")
         deadline = self._writing(timeout)
         state = self._refresh(deadline)
         return self._store.apply(self._store.unapplied(state, time), time, deadline)
@@ -176,7 +178,7 @@ class TxnsHandle(Closing):
 
     def tidy_at(self, time: int, *, timeout: float | None = None) -> int:
         """The same; and upper moves beyond `time`. Errors: UpperMismatch, when that is taken."""
-        check_time(time, "time")
+        time = check_time(time, "time")
         deadline = self._writing(timeout)
         count = self._store.tidy(deadline)
         self._store.commit(time, "tidy", deadline)
@@ -191,7 +193,7 @@ class TxnsHandle(Closing):
         applied is tidied along the way. Sessions of processes that were silent for long are ended.
         Data shards are not compacted: see `strandline.shard.compact`.
         """
-        check_time(time, "time")
+        time = check_time(time, "time")
         deadline = self._writing(timeout)
         self._store.tidy(deadline)
         self._store.look_out(self.registered(), timeout=deadline.remaining())
@@ -216,7 +218,7 @@ class TxnsHandle(Closing):
         that was never registered; AsOfTooOld, which names the shard's since; DeadlineExceeded,
         which names upper; LocationError, Corruption.
         """
-        check_time(as_of, "as_of")
+        as_of = check_time(as_of, "as_of")
         self._check_open()
         return snapshot(self._store, shard_id, as_of, timeout)
 
@@ -230,7 +232,7 @@ class TxnsHandle(Closing):
         """
         deadline = self._deadline(timeout)
         parse_id(shard_id, "s")
-        check_time(at_or_before, "at_or_before")
+        at_or_before = check_time(at_or_before, "at_or_before")
         state = self._known(at_or_before, deadline)
         found = self._store.txns.machine.run(
             lambda s: s.entries.floor((shard_id, at_or_before, TOP)), state=state
@@ -271,7 +273,7 @@ class TxnsHandle(Closing):
 
     def _known(self, time: int, deadline: Deadline) -> State:
         """A state that answers exactly what is asked about that time."""
-        check_time(time, "time")
+        time = check_time(time, "time")
         state = self._store.settled(time, deadline)
         since = state.meta.since
         if since is None or time < since:
@@ -473,7 +475,7 @@ class Txn(Closing):
         that was forgotten; Fenced when the session that stored its rows has ended: write them anew;
         UsageError, if nobody knows any more whether it was committed (`compact_to`).
         """
-        check_time(time, "time")
+        time = check_time(time, "time")
         _check_same(self.txns_id, _id_of(txns))
         store, deadline = txns._to_write(timeout)  # noqa: SLF001  two sides of one thing
         if self._committed is not None:
