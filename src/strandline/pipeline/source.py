@@ -8,7 +8,9 @@ from the table as it is stored by then. So nothing of a plan can go out of date,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -22,10 +24,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.changes import Selection, overwrite
+from strandline.conditions import Condition, compile_where
 from strandline.connect import connect, decode_marker
 from strandline.database import Database
 from strandline.env import Deadline
-from strandline.errors import UsageError
+from strandline.errors import StrandlineError, UsageError
 from strandline.handle import Handle
 from strandline.ids import MARKER_KEY, SessionId
 from strandline.location import BlobMissing
@@ -36,72 +39,209 @@ from strandline.pipeline.importing import batch_of, commit_batch, write_rows
 from strandline.pipeline.pushed import Pushed, pushed_of
 from strandline.pipeline.ranges import halving_points
 from strandline.pipeline.site import PATIENCE_SECONDS, Site, handle_of
+from strandline.query import columns_of
 from strandline.reading import Reading, Want, parts_of, typed
 from strandline.state.codec import encode_batch
 from strandline.state.model import EVERYTHING, Interval, TableVersion
 from strandline.state.plan import ReadTask, united
 from strandline.times import Micros, parse_as_of
 from strandline.txn.view import view_of
-from strandline.writing import WriteOptions
+from strandline.writing import WriteOptions, first_commit
 
 __all__ = ["StrandlineSource", "split_intervals"]
 
 _SPLIT_ROWS = 1_000_000
 """Rows that one task reads, about."""
 
-_NAMES = "url, table and asOf"
+_OPTIONS = {
+    "url": "url",
+    "table": "table",
+    "path": "path",
+    "asof": "asOf",
+    "as_of": "asOf",
+    "columns": "columns",
+    "where": "where",
+    "mode": "mode",
+    "token": "token",
+    "rowkeys": "rowKeys",
+    "row_keys": "rowKeys",
+    "sortkeys": "sortKeys",
+    "sort_keys": "sortKeys",
+    "kind": "kind",
+    "splits": "splits",
+}
+"""Options as Spark writes them, in small letters, and what they are called here."""
+
+_READS = ("columns", "asOf", "splits")
+_WRITES = ("mode", "token", "rowKeys", "sortKeys", "kind")
 
 
 class StrandlineSource(DataSource):
-    """Options: url (a directory), table, and for reads asOf (an ISO time with a zone, or µs)."""
+    """Options: url and table, or `load("lake/readings")` for both.
+
+    For reads: asOf (an ISO time with a zone, or µs), columns ("a, b"), where (a SQL condition). For
+    writes: mode ("upsert": only into a keyed table), token ("scope:number"), where (with overwrite:
+    the rows that are replaced), and for a table that is not there yet rowKeys ("a, b"), sortKeys
+    and kind.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        given = {name.casefold(): value for name, value in options.items()}
-        self._url = _option(given, "url")
-        self._table = _option(given, "table")
-        text = given.get("asof")
-        self._as_of = None if text is None else _moment(text)
-        self._splits = _planned(given.get("splits"))
-        if self._url.startswith("memory:"):
-            raise UsageError(
-                f"the database {self._url} lives in the memory of one process, where Spark does "
-                "not reach it; use a directory"
-            )
+        with _plainly():
+            given = _known(options)
+            self._given = given
+            self._url, self._table = _place(given)
+            self._as_of = _moment(given["asOf"]) if "asOf" in given else None
+            self._splits = _planned(given.get("splits"))
+            if self._url.startswith("memory:"):
+                raise UsageError(
+                    f"the database {self._url} lives in the memory of one process, where Spark "
+                    "does not reach it; use a directory"
+                )
 
     @classmethod
     def name(cls) -> str:
         return "strandline"
 
     def schema(self) -> StructType:
-        handle = opened(self._url)
-        return spark_schema(typed(_version(handle, self._table, self._as_of))[0].arrow)
+        with _plainly():
+            version = _version(opened(self._url), self._table, self._as_of)
+            whole = spark_schema(typed(version)[0].arrow)
+            if "columns" not in self._given:
+                return whole
+            names = columns_of(version, _names(self._given["columns"]))
+            return StructType([whole[name] for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        handle = opened(self._url)
-        version = _version(handle, self._table, self._as_of)
-        columns = _selected(schema, version)
-        return _Reader(self._url, version, columns, schema, self._as_of, self._splits)
+        with _plainly():
+            self._refuse(_WRITES, "is for writes")
+            version = _version(opened(self._url), self._table, self._as_of)
+            columns = _selected(schema, version)
+            where = self._given.get("where")
+            compile_where(where, typed(version)[0], version.name)
+            return _Reader(
+                self._url, version, columns, schema, self._as_of, self._splits, where=where
+            )
 
     def writer(self, schema: StructType, overwrite: bool) -> _Writer:  # noqa: FBT001  Spark's
-        if self._as_of is not None:
-            raise UsageError("asOf= is for reads; leave it out to write")
-        with connect(self._url, create=False) as db:
-            handle = handle_of(db)
-            version = _version(handle, self._table, None)
-            columns = typed(version)[0]
-            conform(unsigned(arrow_for_spark(schema).empty_table(), columns), columns)
-            # Spark plans a write in one process and commits it in another.
-            session = handle.store.txns.machine.hand_over()
-            site = Site.of_store(handle.store, version, session)
-            return _Writer(site, overwrite=overwrite)
+        with _plainly():
+            self._refuse(_READS, "is for reads")
+            given = self._given
+            if "where" in given and not overwrite:
+                raise UsageError("option 'where' says what overwrite replaces; leave it out")
+            upsert = given.get("mode") == "upsert"
+            if "mode" in given and (overwrite or not upsert):
+                raise UsageError(
+                    f"option 'mode' is {given['mode']!r}: write .mode(\"append\") or "
+                    '.mode("overwrite"), or .option("mode", "upsert").mode("append")'
+                )
+            token = _token(given.get("token"))
+            with connect(self._url, create="rowKeys" in given) as db:
+                version = self._target(db, schema)
+                handle = handle_of(db)
+                columns = typed(version)[0]
+                if upsert and columns.kind != "keyed":
+                    raise UsageError(
+                        f"table {version.name!r} is of kind {columns.kind!r}, whose rows have no "
+                        "key of their own: leave the option 'mode' out to append"
+                    )
+                compile_where(given.get("where"), columns, version.name)
+                conform(unsigned(arrow_for_spark(schema).empty_table(), columns), columns)
+                # Spark plans a write in one process and commits it in another.
+                session = handle.store.txns.machine.hand_over()
+                site = Site.of_store(handle.store, version, session)
+                operation = "overwrite" if overwrite else "upsert" if upsert else "append"
+                return _Writer(site, operation, token, given.get("where"))
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            if name in self._given:
+                raise UsageError(f"option {name!r} {why}; leave it out")
+
+    def _target(self, db: Database, schema: StructType) -> TableVersion:
+        """The table that is written to, made if there is none and its keys are given."""
+        given, handle = self._given, handle_of(db)
+        wanted = {
+            "row_keys": _names(given["rowKeys"]) if "rowKeys" in given else None,
+            "sort_keys": _names(given["sortKeys"]) if "sortKeys" in given else None,
+            "kind": given.get("kind"),
+        }
+        if self._table not in db:
+            if wanted["row_keys"] is None:
+                raise UsageError(
+                    f"there is no table {self._table!r}; name one of {db.tables()}, or write "
+                    '.option("rowKeys", "a, b") to make it with those columns as row keys'
+                )
+            arrow = arrow_for_spark(schema)
+            options = {name: value for name, value in wanted.items() if value is not None}
+            db.create_table(self._table, arrow, exist_ok=True, **options)  # type: ignore[arg-type]
+        version = _version(handle, self._table, None)
+        for name, value in wanted.items():
+            if value is not None and getattr(version, name) != value:
+                raise UsageError(
+                    f"table {self._table!r} is there, and its {name} is {getattr(version, name)}, "
+                    f"not {value}; leave that option out"
+                )
+        return version
 
 
-def _option(given: Mapping[str, str], name: str) -> str:
-    value = given.get(name)
-    if not value:
-        raise UsageError(f"option {name!r} is missing: format('strandline') takes {_NAMES}")
-    return value
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Our errors without the calls that led to them, of which Spark would show every line."""
+    try:
+        yield
+    except StrandlineError as error:
+        error.__cause__ = error.__context__ = None
+        raise error.with_traceback(None) from None
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    """The options under their names here; UsageError names what is near to one that is unknown."""
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        known = _OPTIONS.get(name.casefold())
+        if known is None:
+            near = get_close_matches(name.casefold(), _OPTIONS, 1)
+            hint = f"; did you mean {_OPTIONS[near[0]]!r}?" if near else ";"
+            names = ", ".join(n for n in dict.fromkeys(_OPTIONS.values()) if n != "splits")
+            raise UsageError(f"format('strandline') has no option {name!r}{hint} it takes {names}")
+        if known in given:
+            raise UsageError(f"option {known!r} is given twice")
+        given[known] = value
+    return given
+
+
+def _place(given: Mapping[str, str]) -> tuple[str, str]:
+    """The database and the table; of `load("lake/readings")` the last name is the table's."""
+    url, table, path = (given.get(name) for name in ("url", "table", "path"))
+    if path and url is None and table is None:
+        url, _, table = path.rstrip("/").rpartition("/")
+    elif path and url is None:
+        url = path
+    elif path and table is None:
+        table = path
+    elif path:
+        raise UsageError(f"url, table and the path {path!r} are given; leave the path out")
+    for name, value in (("url", url), ("table", table)):
+        if not value:
+            raise UsageError(
+                f'option {name!r} is missing: write .option("url", "lake")'
+                '.option("table", "readings"), or .load("lake/readings")'
+            )
+    return str(url), str(table)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _token(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    scope, _, number = text.rpartition(":")
+    if not scope or not number.isdecimal():
+        raise UsageError(f"option 'token' is {text!r}: write it as scope:number, such as load:7")
+    return scope, int(number)
 
 
 def _planned(text: str | None) -> list[list[Interval]] | None:
@@ -186,8 +326,11 @@ class _Reader(DataSourceReader):
         schema: StructType,
         as_of: int | None,
         splits: Sequence[Sequence[Interval]] | None,
+        *,
+        where: str | None = None,
     ) -> None:
         self._splits = splits
+        self._where = where
         self._url = url
         self._version = version
         self._columns = columns
@@ -200,12 +343,23 @@ class _Reader(DataSourceReader):
         # Spark looks at every row again: what was pushed only leaves out what cannot match.
         yield from filters
 
+    def _condition(self) -> Condition | None:
+        """What the user asked for, and what leaves out rows that Spark would."""
+        asked = compile_where(self._where, typed(self._version)[0], self._version.name)
+        if asked is None or self._pushed is None:
+            return self._pushed if asked is None else asked
+        return _Both(asked, self._pushed)
+
     def partitions(self) -> Sequence[InputPartition]:
+        with _plainly():
+            return self._plan()
+
+    def _plan(self) -> Sequence[InputPartition]:
         if self._splits is not None and self._as_of is not None:
             return [_Split(tuple(split), self._as_of) for split in self._splits]
         handle = opened(self._url)
         deadline = handle.deadline(None)
-        want = Want(self._columns, condition=self._pushed, ordered=False)
+        want = Want(self._columns, condition=self._condition(), ordered=False)
         reading = reading_of(handle, self._version, want, self._as_of, deadline)
         splits = split_intervals(handle, reading, deadline)
         return [_Split(tuple(split), reading.view.as_of) for split in splits]
@@ -215,12 +369,28 @@ class _Reader(DataSourceReader):
             return
         handle = opened(self._url)
         ranges = ranges_of(partition.intervals)
-        want = Want(self._columns, ranges, self._pushed, ordered=False)
+        want = Want(self._columns, ranges, self._condition(), ordered=False)
         deadline = handle.deadline(None)
         arrow = arrow_for_spark(self._schema)
         reading = reading_of(handle, self._version, want, partition.as_of, deadline)
         for table in reading.tables():
             yield from table.cast(arrow).to_batches(max_chunksize=65_536)
+
+
+class _Both:
+    """Rows that match two conditions."""
+
+    reads_others = False
+
+    def __init__(self, first: Condition, second: Condition) -> None:
+        self._both = (first, second)
+        self.columns = tuple(dict.fromkeys([*first.columns, *second.columns]))
+        self.comparisons = (*first.comparisons, *second.comparisons)
+
+    def select(self, table: pa.Table) -> pa.Table:
+        for condition in self._both:
+            table = condition.select(table)
+        return table
 
 
 def reading_of(
@@ -300,24 +470,32 @@ class _Written(WriterCommitMessage):
 class _Writer(DataSourceArrowWriter):
     """Stages parts in the tasks; commits them together, or not at all."""
 
-    def __init__(self, site: Site, *, overwrite: bool) -> None:
+    def __init__(
+        self, site: Site, operation: str, token: tuple[str, int] | None, where: str | None
+    ) -> None:
         self._site = site
-        self._overwrite = overwrite
+        self._operation = operation
+        self._token = token
+        self._where = where
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _Written(encode_batch(write_rows(self._site, iterator)))
+        with _plainly():
+            return _Written(encode_batch(write_rows(self._site, iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         results = [m.batch for m in messages if isinstance(m, _Written)]
-        operation = "overwrite" if self._overwrite else "append"
         version = self._site.version
-        with connect(self._site.url, create=False) as db:
+        with _plainly(), connect(self._site.url, create=False) as db:
             handle = handle_of(db)
             handle.store.txns.machine.adopt(SessionId(self._site.identity.session))
-            options = WriteOptions.of(handle, operation, None, None, PATIENCE_SECONDS)
+            options = WriteOptions.of(handle, self._operation, self._token, None, PATIENCE_SECONDS)
+            if first_commit(handle, options) is not None:
+                return
             batch = batch_of(handle, version, results, options)
-            if self._overwrite:
-                overwrite(handle, version, Selection(Want()), batch, options)
+            if self._operation == "overwrite":
+                condition = compile_where(self._where, typed(version)[0], version.name)
+                replaced = Selection(Want(condition=condition))
+                overwrite(handle, version, replaced, batch, options)
             else:
                 commit_batch(handle, version, batch, options)
 
