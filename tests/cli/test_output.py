@@ -64,7 +64,8 @@ def test_every_command_is_tested_here() -> None:
 @pytest.mark.parametrize("form", ["json", "csv", "arrow", "table"])
 def test_all_forms_of_output_have_the_columns_of_arrow(lake: Run, line: str, form: str) -> None:
     said = lake(*shlex.split(line), "--output", form)
-    assert said.err == ""
+    # Only what did nothing says why.
+    assert ("nothing was merged" in said.err) if line == "compact" else (said.err == "")
     if form == "arrow":
         assert said.arrow.num_columns > 0
         return
