@@ -10,7 +10,7 @@ from strandline.errors import AsOfTooOld, DeadlineExceeded, LocationError, Upper
 from strandline.location import Location
 from strandline.parts import consolidate
 from strandline.shard import WriteHandle, batches, compact
-from strandline.testing.faults import FAIL_BEFORE, Call, Fault
+from strandline.testing.faults import FAIL_BEFORE, LOST, Call, Fault
 from tests.shard.helpers import (
     QUIET,
     SHARD,
@@ -421,6 +421,22 @@ def test_a_part_that_could_not_be_deleted_at_once_is_at_the_next_chance(
     other.close()
     write.close()
     assert parts(location) == 1
+
+
+def test_an_append_whose_part_could_not_be_stored_did_not_happen(location: Location) -> None:
+    failing = False
+
+    def decide(call: Call) -> Fault | None:
+        return LOST if failing and call.kind in {"put", "upload"} else None
+
+    write, read = opened(faulty(location, decide)[0], env=Meddling())
+    failing = True
+    with pytest.raises(LocationError) as failed:
+        write.compare_and_append(updates(("a", 0, 1)), 0, 1, timeout=0.2)
+    assert not failed.value.may_have_happened
+    failing = False
+    write.compare_and_append(updates(("a", 0, 1)), 0, 1)
+    assert rows(location, read, 0) == {"a": 1}
 
 
 def test_a_part_that_the_shard_names_is_not_dropped(location: Location, pair: Pair) -> None:

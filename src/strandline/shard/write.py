@@ -242,7 +242,13 @@ class WriteHandle(Closing):
             known = self._refused(bare, deadline)
             if known is not None:
                 return known
-            parts = self._written(updates, bare, time, deadline)
+            try:
+                parts = self._written(updates, bare, time, deadline)
+            except LocationError as error:
+                # What it may have left are rows that nothing refers to: nothing was sent that
+                # appends them.
+                error.may_have_happened = False
+                raise
         mine = () if isinstance(updates, Batch) else parts
         try:
             result: AppendResult = self._shard.machine.submit(
