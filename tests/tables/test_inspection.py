@@ -21,7 +21,8 @@ def split(db: Database) -> Table:
     )
     for at in range(2):
         sensors = list(range(4_000))
-        table.append({"sensor": sensors, "at": [at] * 4_000, "name": [str(s) for s in sensors]})
+        names = [f"{sensor:064}" for sensor in sensors]  # so many that they are not kept inline
+        table.append({"sensor": sensors, "at": [at] * 4_000, "name": names})
     table.append({"sensor": [1, 3_500], "at": [5, 5]})
     return table
 

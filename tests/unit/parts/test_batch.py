@@ -105,7 +105,7 @@ def test_diffs_are_kept_where_they_say_something() -> None:
     many = {"k": range(20_000), "v": range(20_000), DIFF: [1] * 20_000}
     batch = build(store, {n: list(c) for n, c in many.items()}, schema, diff=True)
     assert (batch.has_diff, batch.distinct, len(batch.parts) > 0) == (False, True, True)
-    many[DIFF] = [1] * 9_999 + [-1]
+    many[DIFF] = [1] * 19_999 + [-1]
     batch = build(store, {n: list(c) for n, c in many.items()}, schema, diff=True)
     assert (batch.has_diff, batch.distinct) == (True, False)
     assert content(store, batch, schema)[DIFF].to_pylist() == many[DIFF]
