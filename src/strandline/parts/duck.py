@@ -104,7 +104,7 @@ def _streamed(
 ) -> Iterator[pa.RecordBatch]:
     import duckdb
 
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
     source = pa.RecordBatchReader.from_batches(passage.schema, _watched(batches, passage, failures))
     with tempfile.TemporaryDirectory(prefix="strandline-sort-") as directory:
         connection = duckdb.connect(
@@ -132,18 +132,24 @@ def _streamed(
                 "moves elsewhere",
                 may_have_happened=False,
             ) from error
+        except RuntimeError as error:
+            if str(error) == "Query interrupted":  # DuckDB's word for Ctrl-C
+                raise KeyboardInterrupt from None
+            raise
         finally:
             connection.close()
 
 
 def _watched(
-    batches: Iterable[pa.RecordBatch], passage: Passage, failures: list[Exception]
+    batches: Iterable[pa.RecordBatch], passage: Passage, failures: list[BaseException]
 ) -> Iterator[pa.RecordBatch]:
     """The batches as DuckDB gets them; remembers what went wrong, which DuckDB makes a text of."""
     try:
         for batch in batches:
             yield passage.inwards(batch)
-    except Exception as error:
+    except GeneratorExit:
+        raise  # nobody wants the rest
+    except BaseException as error:  # Ctrl-C, too
         failures.append(error)
         raise
 
