@@ -223,7 +223,7 @@ def at_length() -> Callable[[], bool]:
     [
         COUNT,
         f"SELECT k FROM t WHERE v > (SELECT count(*) {ENDLESS} AND a.range > t.k)",
-        *WRITES,
+        *(text for text in WRITES if "SELECT range, 0" not in text),
     ],
 )
 def test_ctrl_c_ends_a_statement_at_once(lake: Database, tmp_path: Path, text: str) -> None:
