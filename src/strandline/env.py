@@ -23,7 +23,16 @@ from typing import Any, Protocol, Self, TypeVar
 
 from strandline.errors import DeadlineExceeded, UsageError
 
-__all__ = ["LONG_SECONDS", "Deadline", "Env", "RealEnv", "Worker", "given_seconds", "retry_delays"]
+__all__ = [
+    "LONG_SECONDS",
+    "Deadline",
+    "Env",
+    "RealEnv",
+    "Worker",
+    "away_from_signals",
+    "given_seconds",
+    "retry_delays",
+]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -216,6 +225,46 @@ def _run_into(result: Future[B], ended: threading.Event, function: Callable[[], 
         ended.set()
 
 
+def away_from_signals(function: Callable[[], B], stop: Callable[[], None]) -> B:
+    """`function()`, on a thread that no signal reaches; `stop` ends it when Ctrl-C is pressed.
+
+    For libraries that look for signals themselves, and then hold what they call back needs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    return _beside(function, stop, None)
+
+
+def _beside(function: Callable[[], B], stop: Callable[[], None], seconds: float | None) -> B:
+    """`function()` on another thread, which the caller waits for: see `Env.interruptible`."""
+    result: Future[B] = Future()
+    ended = threading.Event()
+    run = partial(_run_into, result, ended, partial(copy_context().run, function))
+    thread = threading.Thread(target=run, name="strandline-query", daemon=True)
+    interrupt: BaseException | None = None
+    try:
+        thread.start()
+        ended.wait(seconds)
+    except RuntimeError:  # the interpreter is ending and starts no threads any more
+        run()
+    except BaseException as error:  # noqa: BLE001  raised below, once the thread has ended
+        interrupt = error
+    while not ended.is_set():
+        # SUBTLE: again and again. What is stopped may not have begun yet, and forget that it
+        # was asked to when it does. And it is waited for, however often Ctrl-C is pressed: the
+        # caller is about to let go of what the thread uses.
+        try:
+            stop()
+            ended.wait(_STOP_SECONDS)
+        except BaseException as error:  # noqa: BLE001  as above
+            interrupt = error
+    if thread.ident is not None:
+        thread.join()
+    if interrupt is not None:
+        raise interrupt
+    return result.result()
+
+
 class RealEnv:
     """The machine's own clocks, randomness and threads."""
 
@@ -268,31 +317,7 @@ class RealEnv:
     def interruptible(
         self, function: Callable[[], B], stop: Callable[[], None], *, seconds: float
     ) -> B:
-        result: Future[B] = Future()
-        ended = threading.Event()
-        run = partial(_run_into, result, ended, partial(copy_context().run, function))
-        thread = threading.Thread(target=run, name="strandline-query", daemon=True)
-        interrupt: BaseException | None = None
-        try:
-            thread.start()
-            ended.wait(seconds)
-        except RuntimeError:  # the interpreter is ending and starts no threads any more
-            run()
-        except BaseException as error:  # noqa: BLE001  raised below, once the thread has ended
-            interrupt = error
-        while not ended.is_set():
-            # SUBTLE: again and again. What is stopped may not have begun yet, and forget that it
-            # was asked to when it does. And it is waited for, however often Ctrl-C is pressed: the
-            # caller is about to let go of what the thread uses.
-            try:
-                stop()
-                ended.wait(_STOP_SECONDS)
-            except BaseException as error:  # noqa: BLE001  as above
-                interrupt = error
-        thread.join()
-        if interrupt is not None:
-            raise interrupt
-        return result.result()
+        return _beside(function, stop, seconds)
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         return _ThreadWorker(name, function)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import types
 
+from strandline.env import away_from_signals
 from strandline.errors import LocationError
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def _streamed(
 ) -> Iterator[pa.RecordBatch]:
     import duckdb
 
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
     source = pa.RecordBatchReader.from_batches(passage.schema, _watched(batches, passage, failures))
     with tempfile.TemporaryDirectory(prefix="strandline-sort-") as directory:
         connection = duckdb.connect(
@@ -121,7 +123,15 @@ def _streamed(
             # Where it takes a session for an interactive one, it would write to standard output.
             connection.execute("SET enable_progress_bar = false")
             connection.register("source", source)
-            for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
+
+            def begun() -> pa.RecordBatchReader:
+                return connection.sql(query).to_arrow_reader(_BATCH_ROWS)
+
+            # SUBTLE: on the main thread DuckDB looks for Ctrl-C itself. It then waits for its other
+            # threads with Python's lock in hand, and they for that lock, to call `source`.
+            reader = away_from_signals(begun, connection.interrupt)
+            following = partial(next, reader, None)
+            while (batch := away_from_signals(following, connection.interrupt)) is not None:
                 yield passage.outwards(batch)
         # Arrow's reader makes an OSError of what DuckDB says.
         except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -132,24 +142,18 @@ def _streamed(
                 "moves elsewhere",
                 may_have_happened=False,
             ) from error
-        except RuntimeError as error:
-            if str(error) == "Query interrupted":  # DuckDB's word for Ctrl-C
-                raise KeyboardInterrupt from None
-            raise
         finally:
             connection.close()
 
 
 def _watched(
-    batches: Iterable[pa.RecordBatch], passage: Passage, failures: list[BaseException]
+    batches: Iterable[pa.RecordBatch], passage: Passage, failures: list[Exception]
 ) -> Iterator[pa.RecordBatch]:
     """The batches as DuckDB gets them; remembers what went wrong, which DuckDB makes a text of."""
     try:
         for batch in batches:
             yield passage.inwards(batch)
-    except GeneratorExit:
-        raise  # nobody wants the rest
-    except BaseException as error:  # Ctrl-C, too
+    except Exception as error:
         failures.append(error)
         raise
 
@@ -165,6 +169,10 @@ def run(table: pa.Table, passage: Passage, query: str) -> pa.Table:
         cursor.register("source", pa.Table.from_batches(inner, passage.schema))
         batches: Sequence[Any] = cursor.sql(query).to_arrow_table().to_batches()
         return pa.Table.from_batches([passage.outwards(b) for b in batches], passage.arrow)
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":  # DuckDB's word for Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
     finally:
         cursor.close()
 
