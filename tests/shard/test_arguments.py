@@ -232,7 +232,7 @@ TAKEN = {
     "token": [None],
     "strategy": [],
     "delay": [0, 1.5],
-    "splits": [],
+    "splits": [pa.scalar(1)],  # a whole number, of Arrow's
 }
 """For arguments whose names end so, what is taken of `JUNK`."""
 
