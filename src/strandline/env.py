@@ -7,6 +7,7 @@ everywhere else.
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import random
@@ -42,6 +43,9 @@ LONG_SECONDS = 86_400.0
 
 _LONGEST_SECONDS = 1e9
 """Thirty years: what is asked to wait for longer waits so long. Clocks and locks take no more."""
+
+_LOOK_SECONDS = 0.1
+"""For how long a thread that waits does not look for Ctrl-C."""
 
 _STOP_SECONDS = 0.02
 """Between two tries to stop what runs beside the caller."""
@@ -244,7 +248,7 @@ def _beside(function: Callable[[], B], stop: Callable[[], None], seconds: float 
     interrupt: BaseException | None = None
     try:
         thread.start()
-        ended.wait(seconds)
+        _wait(ended, seconds)
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         run()
     except BaseException as error:  # noqa: BLE001  raised below, once the thread has ended
@@ -263,6 +267,16 @@ def _beside(function: Callable[[], B], stop: Callable[[], None], seconds: float 
     if interrupt is not None:
         raise interrupt
     return result.result()
+
+
+def _wait(ended: threading.Event, seconds: float | None) -> None:
+    """Waits for the event, for so long at most."""
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    # SUBTLE: in small steps. A signal that comes right before the wait, or that another thread of
+    # the process gets, does not end it: Python handles it when this thread wakes up.
+    while not ended.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+        if time.monotonic() >= until:
+            return
 
 
 class RealEnv:
