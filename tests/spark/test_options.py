@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 from strandline.database import Database
 from tests.spark.helpers import rows
 
+pytestmark = pytest.mark.spark
+
 DATA = pa.table({"k": pa.array([1, 2, 3], pa.int64()), "v": pa.array([10, 20, 30], pa.int64())})
 
 
