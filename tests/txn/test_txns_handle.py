@@ -638,6 +638,9 @@ def test_a_shard_that_was_further_when_it_was_joined_is_no_damage(location: Loca
             write.compare_and_append(updates(("b", 11, 1)), 10, 50)
         shard.machine.submit(Join(TXNS, 1))
         assert words(txns, D0, 8) == {"a": 1}
+        # And where that registration came too late, and giving the shard back was cut off, too.
+        txns._store.txns.machine.submit(Withdraw(D0, 2))
+        assert words(txns, D0, 8) == {"a": 1}
 
 
 # --- commits

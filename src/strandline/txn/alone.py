@@ -115,7 +115,10 @@ class LoneStore(Store):
         if newest.valid_until is None and (meta.joins, given_back) > (newest.version, False):
             return True  # it is given back, or joined anew, only after it was forgotten here
         # SUBTLE: of a shard that is joined and not registered yet, upper says nothing: it had
-        # writers of its own, and the time of its registration is not taken yet.
+        # writers of its own, and the time of its registration is not taken yet. Nor of one whose
+        # join was spent (`Withdraw`) and that is not given back yet: it never will be registered.
+        if newest.valid_until == newest.valid_from:
+            return False
         return meta.joins == newest.version and super()._is_ahead(state, table, meta)
 
     # --- times
