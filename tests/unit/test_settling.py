@@ -16,19 +16,23 @@ from strandline.errors import (
     TransactionConflict,
     UsageError,
 )
+from strandline.ids import ObjectKey, PartId
 from strandline.location.failures import Refused
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.state.commands import (
     AdvanceUpper,
+    Append,
+    AppendResult,
     CloseSession,
     Commit,
     CommitGroup,
     CommitResult,
+    Heartbeat,
     Read,
     Write,
 )
-from strandline.state.model import Batch
+from strandline.state.model import Batch, Part
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 
 
@@ -336,6 +340,30 @@ def test_a_record_that_a_copy_of_the_process_counted_is_not_taken_for_ours(
     found = place.machine().run(texts)
     assert found.count(b"theirs") == records + 1
     assert b"ours" not in found
+
+
+def test_a_record_that_leaves_its_token_open_is_ours_all_the_same() -> None:
+    """What a replica appends is there already: its parts are garbage, its token is not spent."""
+    place = Place(Settings(background=False, rollup_every_records=4))
+    machine, rival = place.machine(), place.machine()
+    machine.submit(Append(0, 10, expected_upper=0))
+    rival.refresh()
+
+    def pass_by() -> None:
+        for _ in range(12):
+            rival.submit(Heartbeat())
+        rollup = rival.records(place.log[-1].seqno)[0].rollup
+        assert rollup is not None
+        place.consensus.truncate(SHARD, rollup.seqno, timeout=1)
+
+    key = str(ObjectKey(machine.session, SHARD, "part", PartId("p0123456789abcdef")))
+    part = Part(key, 1, 1, b"a", b"a", time_min=1, time_max=1)
+    place.consensus.plan = ["done"]
+    _scanned(place, pass_by)
+    late = Append(0, 5, (part,), replicated=True, token=("scope", 7))
+    assert machine.submit(late) == AppendResult(10)
+    assert machine.submit(Append(10, 11, expected_upper=10)) == AppendResult(11)
+    assert machine.run(lambda s: s.dead.count()) == 1
 
 
 # --- the deadline

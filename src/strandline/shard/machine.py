@@ -901,10 +901,14 @@ def _members(attempt: _Attempt) -> Iterable[tuple[Command, Any]]:
 
 def _committed(attempt: _Attempt) -> Iterator[tuple[str, int]]:
     """The tokens that a record makes known, if it lands."""
+    # An append of what replicas have appended is a record of its garbage, and spends no token.
+    spent = {diff.key for diff in attempt.record.diffs if diff.collection == "tokens"}
     for member, outcome in _members(attempt):
         granted = isinstance(outcome, CommitResult | AppendResult) and not outcome.repeated
         if granted and isinstance(member, Commit | Append) and member.token is not None:
-            yield member.token
+            scope, _ = member.token
+            if (scope,) in spent:
+                yield member.token
 
 
 def _tokens_of(command: Command) -> list[tuple[str, int] | None]:
