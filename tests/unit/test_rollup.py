@@ -733,6 +733,27 @@ def test_a_rollup_is_not_begun_while_one_that_another_thread_wrote_waits(
     equal(place, machine)
 
 
+def test_a_rollup_that_is_never_named_is_litter_though_one_of_the_same_state_is() -> None:
+    place = Place(Settings())  # background: each rollup is asked for
+    machine = place.machine()
+    create(machine)
+    assert machine.roll_up()
+    machine.distrust("a page", "it is damaged")  # opens the shard anew
+    assert machine.roll_up()
+    write(machine)
+    assert [r.key for _, r in machine.state.rollups.range()] == rollups(place)[1:]
+    assert machine.is_littered
+    machine.close()
+    (session,) = place.machine().refresh().sessions.range()
+    assert session[1].acknowledged is not None, "its prefix is swept"
+
+
+def test_a_rollup_that_is_named_is_no_litter(place: Place) -> None:
+    machine = fill(place, 2 * EVERY)
+    assert len(rollups(place)) == machine.state.rollups.count()
+    assert not machine.is_littered
+
+
 def _forget_rollups(state: State, command: Any, author: Any) -> Any:
     """What a vacuum will decide, one day."""
     gone = [Diff("rollups", key, None) for key, _ in state.rollups.range()]

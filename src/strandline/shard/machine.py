@@ -434,15 +434,19 @@ class Machine:
             lambda slots: follower.load(state, slots, deadline),
             deadline,
         )
-        self.begins(_rollup_at(session, state.seqno))
+        begun_as = f"{session}/rollup at {state.seqno}"
+        self.begins(begun_as)
         try:
             sealed = writer.write(state, base)
-        except StrandlineError as error:
+        except BaseException as error:
             # Another of the same state may be written and named; this one never is.
-            self.begins(f"{_rollup_at(session, state.seqno)}, failed")
+            self.begins(f"{begun_as}, failed")
             if isinstance(error, Corruption):
                 follower.avoid(error, deadline)
             raise
+        # Its key stands for all of its objects, until a record names just this one.
+        self.begins(sealed.rollup.key)
+        self._litter.pop(begun_as, None)
         with follower.moving:
             return self._upkeep.end(sealed, begun)
 
@@ -874,17 +878,10 @@ def _fate(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
     return (None if None in found else False), ended
 
 
-def _rollup_at(session: str, seqno: int) -> str:
-    """What stands for the objects of a rollup as long as no record names it."""
-    return f"{session}/rollup at {seqno}"
-
-
 def _entered(attempt: _Attempt) -> Iterator[str]:
-    """The keys of the objects that a record entered, and what stands for those of a rollup."""
+    """The keys of the objects that a record entered; of a rollup its own stands for its pages."""
     yield from objects_of(attempt.command)
-    for diff in attempt.record.diffs:
-        if isinstance(diff.after, Rollup) and session_of(diff.after.key) == attempt.record.session:
-            yield _rollup_at(attempt.record.session, diff.after.seqno)
+    yield from (d.after.key for d in attempt.record.diffs if isinstance(d.after, Rollup))
     for member, outcome in _members(attempt):
         granted = isinstance(outcome, CommitResult) and not outcome.repeated
         if isinstance(member, Commit) and granted:
