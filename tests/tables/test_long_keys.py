@@ -202,3 +202,46 @@ def test_a_record_that_is_too_large_is_refused_before_it_is_sent(
         table.append({"a": ["a"], "b": [b""], "v": [2]}, metadata={"why": "y"})
         assert rows(table.scan().to_arrow()) == [("a", b"", 2)]
         assert len(table.history()) == 2
+
+
+@pytest.mark.parametrize("commits", [1, 4])
+def test_what_was_committed_is_applied_and_tidied_however_large_the_records_of_that_are(
+    monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    """The record of an apply says more of a part than that of its commit, and is of several."""
+    settings = replace(NO_INLINE, part_rows_target=1, background=True)
+    with connect("memory://", settings=settings) as db:
+        monkeypatch.setattr(db._handle.store.background, "after_commit", lambda *_, **__: None)
+        table = db.create_table("t", COLUMNS, row_keys="a")
+        data = {"a": [f"{n:03}" for n in range(40)], "b": [b""] * 40, "v": [1] * 40}
+        for _ in range(commits):
+            table.append(data)
+        txns = db._handle.store.txns.machine
+        committed = max(len(encode_record(record)) for record in txns.records())
+        monkeypatch.setattr(machine, "RECORD_BYTES_MAX", committed)
+        assert apply(table) == commits
+        newest = db._handle.store.data(table.id).records()[-1]
+        assert newest.command == "Apply"
+        assert len(encode_record(newest)) > committed
+        assert newest.seqno == 1, "all at once"
+        assert db._handle.store.txns.tidy(timeout=5) == commits
+        assert table.scan().to_arrow().num_rows == 40 * commits
+        with pytest.raises(UsageError, match=f"in the log, where {committed} are the most"):
+            table.append(data, metadata={"why": "x"})
+
+
+def test_an_apply_of_many_parts_has_a_record_for_each_commit_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strandline.txn.apply.PARTS_MAX", 5)
+    with connect("memory://", settings=replace(NO_INLINE, part_rows_target=1)) as db:
+        monkeypatch.setattr(db._handle.store.background, "after_commit", lambda *_, **__: None)
+        table = db.create_table("t", COLUMNS, row_keys="a")
+        for count in (2, 2, 9, 1):
+            names = [f"{n:03}" for n in range(count)]
+            table.append({"a": names, "b": [b""] * count, "v": [1] * count})
+        assert apply(table) == 4
+        records = db._handle.store.data(table.id).records()
+        parts = [sum(d.collection == "parts" for d in r.diffs) for r in records]
+        assert [n for n in parts if n] == [4, 9, 1]
+        assert table.scan().to_arrow().num_rows == 14

@@ -17,6 +17,9 @@ from strandline.txn.store import Store
 
 __all__ = ["Applied", "apply_table"]
 
+PARTS_MAX = 10_000
+"""Parts of several commits that go into one record: 20 MB of it, about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -83,10 +86,14 @@ def apply_table(
 def _bite(entries: tuple[Entry, ...], commits: int) -> list[Entry]:
     """The first `commits` times, whole ◆: a time is applied in one record or not at all."""
     bite: list[Entry] = []
+    parts = 0
     for count, (_, entries_at) in enumerate(groupby(entries, key=lambda entry: entry.time)):
-        if count == commits:
+        found = list(entries_at)
+        parts += sum(len(entry.batch.parts) for entry in found)
+        # A record that no log takes would leave all of them unapplied for ever.
+        if count == commits or (count and parts > PARTS_MAX):
             break
-        bite += entries_at
+        bite += found
     return bite
 
 
