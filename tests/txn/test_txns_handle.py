@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1118,6 +1118,12 @@ def test_reads_wait_for_times_to_come(location: Location, registered: TxnsHandle
         registered.snapshot(new_shard_id(), 3)
     with pytest.raises(UsageError):
         registered.snapshot("words", 3)
+
+
+def test_a_snapshot_in_no_time_at_all_is_late_and_no_mistake(registered: TxnsHandle) -> None:
+    commit(registered, 3, **{D0: {"a": 1}}).apply(registered)
+    with suppress(DeadlineExceeded):
+        registered.snapshot(D0, 3, timeout=1e-12).read_all()
 
 
 def test_data_shards_are_compacted_and_vacuumed_as_ever(

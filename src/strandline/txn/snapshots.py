@@ -42,7 +42,7 @@ def snapshot(
 ) -> pa.RecordBatchReader:
     """The shard's rows as of that time, each once, with `__diff`, by key; in bounded memory."""
     deadline = Deadline.of(store.env, timeout, store.settings.timeout_seconds)
-    seconds = deadline.remaining()
+    seconds = deadline.seconds
     parse_id(shard_id, "s")
     # Asked for now, so that it is refused now.
     first = _look(store, shard_id, as_of, deadline)
