@@ -8,6 +8,7 @@ import pytest
 
 from strandline.errors import AsOfTooOld, Fenced, UpperMismatch, UsageError
 from strandline.state.commands import (
+    AdvanceUpper,
     Append,
     AppendResult,
     Apply,
@@ -138,6 +139,8 @@ def test_a_shard_is_fed_by_a_txns_shard_or_by_writers_of_its_own() -> None:
     fed.do(Apply(0, 5, ()))
     with pytest.raises(UsageError, match="belongs to a table"):
         fed.do(appends(5, 6))
+    with pytest.raises(UsageError, match="belongs to a table"):
+        fed.do(AdvanceUpper(6))
     with pytest.raises(UsageError, match="belongs to a table"):
         fed.do(Describe(table("s1", "t")))
 

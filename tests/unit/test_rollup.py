@@ -432,12 +432,12 @@ def test_who_opens_a_shard_knows_what_its_replay_cost(
     monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 450_000)
     assert rollups(place) == []
     other = place.machine()
-    other.submit(AdvanceUpper(3))
+    other.submit(Heartbeat())
     other.maybe_rollup()
     assert [ObjectKey.parse(key).seqno for key in rollups(place)] == [3]
-    other.submit(AdvanceUpper(4))
+    other.submit(Heartbeat())
     third = place.machine()
-    third.submit(AdvanceUpper(5))
+    third.submit(Heartbeat())
     third.maybe_rollup()
     assert len(rollups(place)) == 1
 

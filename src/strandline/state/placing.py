@@ -137,11 +137,9 @@ def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes:
     meta = state.meta
     if meta.upper is None or meta.upper >= command.upper:
         return [], meta.upper
-    if meta.owner or meta.origin == "commits":
-        _check_direct(meta)
+    _check_direct(meta)
     after = replace(meta, upper=command.upper)
-    if meta.origin != "txns":  # of a table only a compaction gives up history
-        after = replace(after, since=since_of(after, [hold for _, hold in state.holds.range()]))
+    after = replace(after, since=since_of(after, [hold for _, hold in state.holds.range()]))
     return [Diff("meta", (), after)], command.upper
 
 
