@@ -831,6 +831,32 @@ def test_the_log_is_there_from_each_rollup_that_could_not_be_retired() -> None:
     equal(place, wary)
 
 
+def test_a_damaged_rollup_is_replaced_by_one_before_it_that_its_record_does_not_name() -> None:
+    place = Place(Settings())
+    machine = place.machine()
+    create(machine)
+    for _ in range(2):
+        write(machine)
+        rolled_up(machine)
+    oldest, second = rollups(place)
+    wary = place.machine()
+    place.damage(second)
+    write(wary, b"names the oldest")
+    assert getattr(named(wary), "key", None) == oldest
+    place.damage(second)  # it was read badly
+    machine.refresh()
+    rolled_up(machine)
+    for _ in range(2):
+        vacuumed(place, machine)
+    assert [r.key for r in known_rollups(machine)] == rollups(place)[1:]
+    assert place.log[0].seqno > (ObjectKey.parse(oldest).seqno or 0)
+    place.damage(rollups(place)[2])
+    equal(place, machine)
+    place.damage(second)
+    with pytest.raises(Corruption, match="was truncated past the record"):
+        place.machine().refresh()
+
+
 def test_nothing_is_retired_while_a_rollup_that_is_kept_cannot_be_read() -> None:
     place = Place(replace(SMALL, rollup_every_records=10_000))
     one, two = fill(place, 100), place.machine()

@@ -154,12 +154,13 @@ def _usable_rollup(
 ) -> Opened:
     """The newest rollup that can be read, or the empty state when there is none at all."""
     rollup = newest
-    damaged: list[str] = []
+    damaged: list[Rollup] = []
     while rollup is not None:
         try:
             state = _load(log, rollup, deadline, avoid)
         except (Corruption, BlobMissing) as error:
-            before = _rollup_before(log, rollup, deadline, error)
+            damaged.append(rollup)
+            before = _rollup_before(log, damaged, deadline, error)
             _log.warning(
                 "rollup %s of shard %s cannot be used (%s); falling back to %s and replay",
                 rollup.key,
@@ -167,17 +168,30 @@ def _usable_rollup(
                 error,
                 "the beginning of the log" if before is None else before.key,
             )
-            damaged.append(rollup.key)
             rollup = before
         else:
-            return Opened(state, rollup, rollup, tuple(damaged))
-    return Opened(initial(), None, None, tuple(damaged))
+            return Opened(state, rollup, rollup, _keys(damaged))
+    return Opened(initial(), None, None, _keys(damaged))
 
 
-def _rollup_before(log: Log, rollup: Rollup, deadline: Deadline, error: Exception) -> Rollup | None:
-    """The rollup before this one: the newest that there was when its last record was written."""
+def _keys(rollups: Sequence[Rollup]) -> tuple[str, ...]:
+    return tuple(rollup.key for rollup in rollups)
+
+
+def _rollup_before(
+    log: Log, damaged: Sequence[Rollup], deadline: Deadline, error: Exception
+) -> Rollup | None:
+    """The rollup before these: the newest that there was when the last one's last record was
+    written; or another before the first one.
+    """
+    rollup = damaged[-1]
     found = log.scan(rollup.seqno, deadline, limit=1)
     if not found or found[0].seqno != rollup.seqno:
+        # SUBTLE: whoever wrote that record may have named an older one than there was, because it
+        # had read the newer one badly; and others have retired the older one since.
+        other = _newest_named(log, damaged, deadline)
+        if other is not None:
+            return other
         raise Corruption(
             f"rollup {rollup.key} cannot be used ({error}), and the log was truncated past the "
             "record that names the one before it",
@@ -190,6 +204,26 @@ def _rollup_before(log: Log, rollup: Rollup, deadline: Deadline, error: Exceptio
             object=before.key,
         )
     return before
+
+
+def _newest_named(log: Log, damaged: Sequence[Rollup], deadline: Deadline) -> Rollup | None:
+    """The newest rollup that what is left of the log names, up to the first damaged one's seqno."""
+    end = damaged[0].seqno
+    passed = set(_keys(damaged))
+    newest: Rollup | None = None
+    seqno = 1
+    while seqno <= end:
+        found = log.scan(seqno, deadline)
+        for record in found:
+            named = verified(log.shard, record).rollup if record.seqno <= end else None
+            if named is None or named.key in passed or named.seqno >= end:
+                continue
+            if newest is None or named.seqno > newest.seqno:
+                newest = named
+        if not found:
+            break
+        seqno = found[-1].seqno + 1
+    return newest
 
 
 def _load(log: Log, rollup: Rollup, deadline: Deadline, avoid: AbstractSet[str]) -> State:
