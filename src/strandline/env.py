@@ -7,7 +7,6 @@ everywhere else.
 
 from __future__ import annotations
 
-import math
 import numbers
 import os
 import random
@@ -20,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol, Self, TypeVar
 
 from strandline.errors import DeadlineExceeded, UsageError
@@ -97,7 +97,8 @@ class Env(Protocol):
         """`function()`, for which the caller waits where Ctrl-C reaches it.
 
         After `seconds`, or Ctrl-C, calls `stop` until the function ends, which it then has to. What
-        became of it is returned or raised; after Ctrl-C that is raised again. No thread is left.
+        became of it is returned or raised; after Ctrl-C that is raised again. No thread is left at
+        work; one may wait for the next call.
         """
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
@@ -220,13 +221,68 @@ class _ThreadWorker:
             return True
 
 
-def _run_into(result: Future[B], ended: threading.Event, function: Callable[[], B]) -> None:
+_IDLE = "strandline-idle"
+_IDLE_MAX = 16
+"""Idle threads that a connection keeps: as many as it has for reading."""
+
+
+class _Helper:
+    """A thread that runs a function beside a caller, and then waits for the next."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_help, args=(self._calls,), name=_IDLE, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can run something: in a process that was forked it cannot."""
+        return self._thread.is_alive()
+
+    def begin(self, function: Callable[[], None], ended: threading.Event) -> None:
+        """Has it run the function, which handles its errors; then nothing here refers to it."""
+        self._calls.put((function, ended))
+
+    def __del__(self) -> None:
+        """Lets the thread end, once it has nothing to do."""
+        self._calls.put(None)
+
+
+def _help(calls: SimpleQueue[tuple[Callable[[], None], threading.Event] | None]) -> None:
+    thread = threading.current_thread()
+    while (call := calls.get()) is not None:
+        function, ended = call
+        thread.name = "strandline-query"
+        function()
+        thread.name = _IDLE
+        del call, function
+        ended.set()
+        del ended
+
+
+def _helper_of(idle: deque[_Helper]) -> _Helper:
+    """One that waits, or a new one.
+
+    They are used again because a thread is dear to DuckDB when it is new: `SELECT 1` took three
+    times as long. The last one comes first, so that of a burst of them few stay awake.
+    """
+    while idle:
+        try:
+            helper = idle.pop()
+        except IndexError:  # another thread had it
+            break
+        if helper.is_there:
+            return helper
+    return _Helper()
+
+
+def _run_into(result: Future[B], function: Callable[[], B]) -> None:
+    if not result.set_running_or_notify_cancel():
+        return
     try:
         result.set_result(function())
     except BaseException as error:  # noqa: BLE001  for the one who waits
         result.set_exception(error)
-    finally:
-        ended.set()
 
 
 def away_from_signals(function: Callable[[], B], stop: Callable[[], None]) -> B:
@@ -236,23 +292,32 @@ def away_from_signals(function: Callable[[], B], stop: Callable[[], None]) -> B:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    return _beside(function, stop, None)
+    return _beside(function, stop, _LONGEST_SECONDS, deque())
 
 
-def _beside(function: Callable[[], B], stop: Callable[[], None], seconds: float | None) -> B:
-    """`function()` on another thread, which the caller waits for: see `Env.interruptible`."""
+def _beside(
+    function: Callable[[], B], stop: Callable[[], None], seconds: float, idle: deque[_Helper]
+) -> B:
+    """`function()` on another thread, which the caller waits for: see `Env.interruptible`.
+
+    `idle` are threads to choose from. It gets the one that was used, if that is to be kept.
+    """
     result: Future[B] = Future()
     ended = threading.Event()
-    run = partial(_run_into, result, ended, partial(copy_context().run, function))
-    thread = threading.Thread(target=run, name="strandline-query", daemon=True)
+    run = partial(_run_into, result, partial(copy_context().run, function))
+    helper: _Helper | None = None
     interrupt: BaseException | None = None
     try:
-        thread.start()
+        helper = _helper_of(idle)
+        helper.begin(run, ended)
         _wait(ended, seconds)
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         run()
-    except BaseException as error:  # noqa: BLE001  raised below, once the thread has ended
+        ended.set()
+    except BaseException as error:
         interrupt = error
+        if result.cancel():  # it has not begun, and will not
+            raise
     while not ended.is_set():
         # SUBTLE: again and again. What is stopped may not have begun yet, and forget that it
         # was asked to when it does. And it is waited for, however often Ctrl-C is pressed: the
@@ -262,16 +327,16 @@ def _beside(function: Callable[[], B], stop: Callable[[], None], seconds: float 
             ended.wait(_STOP_SECONDS)
         except BaseException as error:  # noqa: BLE001  as above
             interrupt = error
-    if thread.ident is not None:
-        thread.join()
+    if helper is not None and len(idle) < _IDLE_MAX:
+        idle.append(helper)
     if interrupt is not None:
         raise interrupt
     return result.result()
 
 
-def _wait(ended: threading.Event, seconds: float | None) -> None:
+def _wait(ended: threading.Event, seconds: float) -> None:
     """Waits for the event, for so long at most."""
-    until = math.inf if seconds is None else time.monotonic() + seconds
+    until = time.monotonic() + seconds
     # SUBTLE: in small steps. A signal that comes right before the wait, or that another thread of
     # the process gets, does not end it: Python handles it when this thread wakes up.
     while not ended.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
@@ -287,6 +352,8 @@ class RealEnv:
         self._pool: ThreadPoolExecutor | None = None
         self._here = threading.local()
         self._lock = threading.Lock()
+        self._idle: deque[_Helper] = deque()
+        """Threads that wait for something to do. One that nobody knows ends."""
 
     def now_micros(self) -> int:
         return time.time_ns() // 1_000
@@ -331,7 +398,7 @@ class RealEnv:
     def interruptible(
         self, function: Callable[[], B], stop: Callable[[], None], *, seconds: float
     ) -> B:
-        return _beside(function, stop, seconds)
+        return _beside(function, stop, seconds, self._idle)
 
     def start_worker(self, name: str, function: Callable[[], None]) -> Worker:
         return _ThreadWorker(name, function)

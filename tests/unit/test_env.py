@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
+import weakref
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -86,10 +90,59 @@ def test_what_is_interruptible_is_stopped_until_it_ends() -> None:
         if len(stops) == 3:  # the first comes before it has begun, for all that is known
             ended.set()
 
-    before = set(threading.enumerate())
     assert RealEnv().interruptible(lambda: ended.wait(60), stop, seconds=0.001) is True
     assert len(stops) >= 3
+
+
+def test_what_is_interruptible_runs_on_the_same_thread_as_before() -> None:
+    # DuckDB, which runs so, takes three times as long on a thread that is new.
+    before = set(threading.enumerate())
+
+    def used() -> set[threading.Thread]:
+        env = RealEnv()
+
+        def here() -> threading.Thread:
+            return env.interruptible(threading.current_thread, gc.enable, seconds=60)
+
+        helper = here()
+        assert helper is not threading.current_thread()
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                env.interruptible(lambda: 1 // 0, gc.enable, seconds=60)
+            assert here() is helper
+        assert set(threading.enumerate()) - before == {helper}
+        inner = env.interruptible(here, gc.enable, seconds=60)
+        assert inner is not helper
+        return {helper, inner}
+
+    threads = used()
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
     assert set(threading.enumerate()) == before
+
+
+def test_what_is_interruptible_lets_go_of_all_that_it_had() -> None:
+    class Thing:
+        pass
+
+    env, thing = RealEnv(), Thing()
+    gone = weakref.ref(thing)
+    env.interruptible(partial(id, thing), gc.enable, seconds=60)
+    del thing
+    assert gone() is None
+
+
+def test_what_is_interruptible_runs_in_a_process_that_was_forked() -> None:
+    env = RealEnv()
+    env.interruptible(gc.enable, gc.enable, seconds=60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: there are threads
+        child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os._exit(env.interruptible(lambda: 7, gc.enable, seconds=60))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_what_is_interruptible_gives_its_result_or_its_error_or_ctrl_c() -> None:
