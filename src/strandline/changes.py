@@ -59,7 +59,7 @@ class Selection:
         self, handle: Handle, view: View, columns: Sequence[str] | None, options: WriteOptions
     ) -> Iterator[pa.Table]:
         want = replace(self.want, columns=None if columns is None else tuple(columns))
-        options.deadline.check(f"reading for a {options.operation}", may_have_happened=False)
+        options.deadline.check(f"reading for the {options.operation}", may_have_happened=False)
         timeout = max(options.deadline.remaining(), 0.001)
         yield from Reading(handle, view, want, options.deadline, timeout).tables()
 

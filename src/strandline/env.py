@@ -163,9 +163,11 @@ class Deadline:
 
     def exceeded(self, doing: str, *, may_have_happened: bool) -> DeadlineExceeded:
         """The error of what did not end in time."""
+        how = f"did not end within {self._seconds:g} s"
+        if self._seconds <= 0:  # it is a step of something, which has taken all of its time
+            how = "did not begin, because the time was over"
         return DeadlineExceeded(
-            f"{doing} did not end within {self._seconds:g} s; "
-            "pass a larger timeout= to wait longer",
+            f"{doing} {how}; pass a larger timeout= to wait longer",
             may_have_happened=may_have_happened,
         )
 

@@ -174,6 +174,8 @@ def commit_writes(
     real = [(version, write) for version, write in writes if write.batch.rows]
     if not real and not changes and options.token is None and not options.positions:
         return _nothing(handle, writes, options)
+    # The data may have taken their time, and what is small is sent with a single request.
+    options.deadline.check(f"the {options.operation}", may_have_happened=False)
     written = [write for _, write in real]
     made = {change.after.table for change in changes if change.expected_version is None}
     touched = {write.table for write in written} | {change.after.table for change in changes}

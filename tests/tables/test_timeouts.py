@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -135,3 +137,27 @@ def test_a_timeout_may_be_longer_than_any_clock_counts(tmp_path: Path) -> None:
             assert table.get(9, timeout=timeout).num_rows == 2
             db.vacuum(timeout=timeout)
             db.close(timeout=timeout)
+
+
+@pytest.mark.parametrize("rows", [1, 60_000])
+def test_a_write_whose_rows_came_too_late_does_not_happen(tmp_path: Path, rows: int) -> None:
+    schema = pa.schema([("k", pa.int64())])
+    with sl.connect(tmp_path / "lake", settings=QUIET) as db:
+        table = db.create_table("t", schema, row_keys="k")
+
+        def late(seconds: float) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"k": range(rows)}, schema)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                pass
+            yield pa.record_batch({"k": [-1]}, schema)
+
+        for write in (table.append, table.overwrite):
+            for seconds in (0.02, 0.05):
+                reader = pa.RecordBatchReader.from_batches(schema, late(seconds))
+                with pytest.raises(sl.DeadlineExceeded) as caught:
+                    write(reader, timeout=0.02)
+                assert not caught.value.may_have_happened
+                assert "within 0 s" not in str(caught.value)
+        assert table.scan().count() == 0
+        assert table.history().num_rows == 1
