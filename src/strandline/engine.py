@@ -28,6 +28,7 @@ __all__ = [
     "Failures",
     "Token",
     "bounded",
+    "busy_errors",
     "drained",
     "file_errors",
     "files",
@@ -301,6 +302,13 @@ def usage_errors() -> tuple[type[Exception], ...]:
         duckdb.NotSupportedError,
         duckdb.PermissionException,
     )
+
+
+def busy_errors() -> tuple[type[Exception], ...]:
+    """What DuckDB raises because a connection is at something else."""
+    import duckdb
+
+    return (duckdb.ResourceInUseException,)
 
 
 _USAGE = re.compile(

@@ -22,6 +22,7 @@ from strandline.engine import (
     Duck,
     Failures,
     bounded,
+    busy_errors,
     drained,
     instance,
     quoted,
@@ -63,9 +64,10 @@ class Relation:
 
     Everything that DuckDB's relation has: `fetchall()`, `df()`, `pl()`, `arrow()`,
     `filter(…)`, `show()`, and so on. It may be read many times, from one thread at a time, and
-    gives the same rows each time, for as long as the tables keep what they were then. Each call
-    that computes rows has the whole timeout of the query for itself, and so has each batch of a
-    stream; `DeadlineExceeded` when it is over.
+    gives the same rows each time, for as long as the tables keep what they were then. While a
+    reader of it is open, other calls that compute rows are a `UsageError`. Each such call has the
+    whole timeout of the query for itself, and so has each batch of a stream; `DeadlineExceeded`
+    when it is over.
     """
 
     def __init__(
@@ -107,8 +109,15 @@ class Relation:
         return call
 
     def _run(self, function: Callable[[], A]) -> A:
-        with self._failures.told(self._what):
-            return bounded(function, [self._cursor], self._deadline.again(), self._what)
+        try:
+            with self._failures.told(self._what):
+                return bounded(function, [self._cursor], self._deadline.again(), self._what)
+        except busy_errors() as error:
+            raise UsageError(
+                f"{self._what} is being read, by a reader that is not at its end or by another "
+                "thread: take all that the reader gives, or let go of it (to close it is not "
+                "enough), or run db.sql once for each"
+            ) from error
 
     def _wrapped(self, result: Any) -> Any:
         if type(result) is type(self._relation):

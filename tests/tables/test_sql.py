@@ -279,3 +279,17 @@ def test_explain_and_describe_read(two: Database) -> None:
     assert two.sql("EXPLAIN SELECT * FROM t").fetchall()
     assert [row[0] for row in two.sql("DESCRIBE t").fetchall()] == ["k", "at", "v"]
     assert two.sql("SHOW TABLES").fetchall() == [("t",), ("u",)]
+
+
+def test_a_result_of_which_a_reader_is_open_says_so(two: Database) -> None:
+    found = two.sql("SELECT k FROM t ORDER BY k")
+    reader = found.to_arrow_reader(1)
+    for call in (found.fetchall, found.limit(1).fetchall, found.__len__, found.__repr__):
+        with pytest.raises(UsageError, match="'SELECT k FROM t ORDER BY k' is being read, by"):
+            call()
+    assert found.columns == ["k"]
+    assert reader.read_all().num_rows == 4
+    assert len(found) == 4
+    reader = found.to_arrow_reader(1)
+    del reader
+    assert len(found) == 4
