@@ -26,6 +26,7 @@ from strandline.state.codec import decode_rollup
 from strandline.state.commands import Swept
 from strandline.state.model import Session
 from strandline.state.pages import Page
+from strandline.state.registering import called
 from strandline.state.replay import State
 
 __all__ = [
@@ -265,9 +266,10 @@ def _check_reaches(home: Machine, state: State, shard: str, data: State) -> None
     progress = home.run(lambda s: s.tidied.get((shard,)), state=state)
     upper = data.meta.upper
     if progress is not None and upper is not None and upper <= progress.tidied_through:
+        which = home.run(lambda s: called(s, shard), state=state)
         raise Corruption(
-            f"shard {shard} is at {upper}, but commits through {progress.tidied_through} were "
-            "tidied as applied: its log lost records; nothing was swept",
+            f"the log of {which} ends before commits that were tidied as applied: it lost records; "
+            "nothing was swept, restore the newest log",
             object=shard,
         )
 

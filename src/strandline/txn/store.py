@@ -180,8 +180,9 @@ class Store:
         state = machine.state
         missing = record_name(machine.shard, state.seqno + 1)
         raise Corruption(
-            f"{missing} is missing: the log of commits ends before it, but shard {table} has what "
-            f"was committed later; restore the newest log of {self.location.url}",
+            f"{missing} is missing: the log of commits ends before it, but "
+            f"{self.txns.called(state, table)} has what was committed later; restore the newest "
+            f"log of {self.location.url}",
             object=missing,
         )
 
