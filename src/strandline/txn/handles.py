@@ -338,7 +338,7 @@ class Txn(Closing):
     Made by `TxnsHandle.begin`, or from the bytes of one in another process. A transaction is
     committed at most once, however often and by whomever it is tried, also as a piece of another:
     the second commit returns what the first one did. What it wrote to the location is kept as long
-    as this object and its handle are there.
+    as this object and its handle are there, unless another of the handle is sent (`to_bytes`).
     """
 
     def __init__(self, txns_id: str, store: LoneStore | None) -> None:
@@ -432,8 +432,9 @@ class Txn(Closing):
         """All of it for another process, which commits or merges it: what is small itself, and
         where the rest is stored.
 
-        This object is over then. What it stored is kept for `Settings.lease_seconds` (15 minutes)
-        from then on, not longer: a later commit is refused (`Fenced`). Errors: LocationError.
+        This object is over then. What it stored, and what others of its handle have stored by then,
+        is kept for `Settings.lease_seconds` (15 minutes) from then on, not longer: a later commit
+        is refused (`Fenced`). Errors: LocationError.
         """
         self._check_going_on()
         store = self._store
