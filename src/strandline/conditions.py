@@ -72,11 +72,27 @@ def compile_where(where: Any, schema: TableSchema, name: str) -> Condition | Non
     if isinstance(where, str):
         return _sql_condition(where, schema, name)
     if isinstance(where, pc.Expression):
+        _refuse_positions(where)
         return ArrowCondition(where, schema.arrow)
     raise UsageError(
         f'where={where!r} is no condition: pass a SQL expression such as "value > 3", or a '
         "pyarrow.compute.Expression"
     )
+
+
+def _refuse_positions(where: pc.Expression) -> None:
+    """UsageError for columns told by their place: only those are read that are needed, so that
+    another would be at that place.
+    """
+    if "FieldPath(" not in str(where):
+        return
+    try:
+        where.__reduce__()
+    except pa.ArrowException:  # Arrow writes names alone; a text that looks like a place it writes
+        raise UsageError(
+            f"where={where} tells a column by its place: tell it by its name, as in "
+            'pyarrow.compute.field("value")'
+        ) from None
 
 
 _known: dict[tuple[int, str, str], tuple[TableSchema, Condition]] = {}

@@ -99,6 +99,19 @@ def test_an_arrow_expression_on_an_unknown_column_is_refused() -> None:
         compiled(pc.field("nothing") > 3)
 
 
+@pytest.mark.parametrize(
+    "where", [pc.field(1) == 7, (pc.field("k") > 1) & (pc.field(0) == 1), pc.field("k", 0) == 1]
+)
+def test_an_arrow_expression_on_the_place_of_a_column_is_refused(where: pc.Expression) -> None:
+    # Of a scan of other columns, and of a delete, another column is at that place.
+    with pytest.raises(UsageError, match="by its place: tell it by its name"):
+        compiled(where)
+
+
+def test_a_text_may_look_like_the_place_of_a_column() -> None:
+    assert compiled(pc.field("name") == "FieldPath(0)") is not None
+
+
 def test_columns_are_found_whatever_their_case_and_only_those() -> None:
     assert compiled("Value > 3 AND \"NAME\" = 'x'").columns == ("name", "value")
     assert compiled("readings.value > 3").columns == ("value",)
