@@ -80,6 +80,8 @@ class Relation:
         self._deadline = deadline
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies or pickles asks before there is anything
+            raise AttributeError(f"a Relation has no {name}")
         if isinstance(getattr(type(self._relation), name, None), property):
             return self._run(lambda: getattr(self._relation, name))
         found = getattr(self._relation, name)
@@ -102,9 +104,9 @@ class Relation:
 
     def _guarded(self, method: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            # What takes another relation takes DuckDB's.
-            plain = [vars(a)["_relation"] if isinstance(a, Relation) else a for a in args]
-            return self._wrapped(self._run(lambda: method(*plain, **options)))
+            plain = [_plain(given) for given in args]
+            named = {name: _plain(given) for name, given in options.items()}
+            return self._wrapped(self._run(lambda: method(*plain, **named)))
 
         return call
 
@@ -131,6 +133,11 @@ class Relation:
     def _following(self, result: Iterator[Any]) -> Iterator[Any]:
         with self._failures.told(self._what):
             yield from drained(result, [self._cursor], self._deadline.again, self._what)
+
+
+def _plain(given: Any) -> Any:
+    """What takes another relation takes DuckDB's."""
+    return vars(given)["_relation"] if isinstance(given, Relation) else given
 
 
 def run_sql(

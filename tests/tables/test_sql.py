@@ -1,6 +1,7 @@
 """SQL sees every table at one moment, writes in one transaction, and reaches nothing else."""
 
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,12 @@ def test_a_result_of_which_a_reader_is_open_says_so(two: Database) -> None:
     reader = found.to_arrow_reader(1)
     del reader
     assert len(found) == 4
+
+
+def test_a_result_takes_another_by_name_and_can_be_copied(two: Database) -> None:
+    found = two.sql("SELECT k FROM u WHERE k = 1")
+    other = found.filter("k = 1")
+    assert found.union(union_rel=other).fetchall() == [(1,), (1,)]
+    assert found.union(other).fetchall() == [(1,), (1,)]
+    assert copy(found).fetchall() == [(1,)]
+    assert not hasattr(found, "__array__")
