@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -304,9 +304,9 @@ def _note(operation: str, metadata: Mapping[str, str] | None, writes: Sequence[W
     note: dict[str, object] = {"operation": operation}
     if metadata:
         note["metadata"] = dict(metadata)
-    rows: Counter[str] = Counter()
+    rows: dict[str, int] = {}
     for write in writes:
-        rows[write.table] += write.rows
+        rows[write.table] = rows.get(write.table, 0) + write.rows
     if rows:
         note["rows"] = rows
     return note
