@@ -2,14 +2,26 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from strandline.errors import AsOfTooOld, DeadlineExceeded, LocationError, UpperMismatch, UsageError
+from strandline.env import RealEnv
+from strandline.errors import (
+    AsOfTooOld,
+    DeadlineExceeded,
+    Fenced,
+    LocationError,
+    UpperMismatch,
+    UsageError,
+)
+from strandline.ids import SessionId
 from strandline.location import Location
 from strandline.parts import consolidate
 from strandline.shard import WriteHandle, batches, compact
+from strandline.shard.machine import Machine
+from strandline.state.commands import Append, Command
 from strandline.testing.faults import FAIL_BEFORE, LOST, Call, Fault
 from tests.shard.helpers import (
     QUIET,
@@ -303,7 +315,9 @@ def test_an_append_that_lost_its_slot_is_judged_anew(location: Location, pair: P
     assert refused.value.upper == 1
     assert plan.before_scan == []
     assert rows(location, read, 0) == {"b": 1}
-    assert parts(location) == 1, "what was written for the append that lost is gone"
+    assert parts(location) == 2, "a copy of this process may append it yet"
+    write.compare_and_append(updates(("a", 1, 1)), 1, 2)
+    assert parts(location) == 2, "but what was written for the append that lost goes then"
     other.close()
     write.close()
 
@@ -366,9 +380,41 @@ def test_an_append_whose_token_another_committed_meanwhile_leaves_no_part(
     assert (done.repeated, done.upper) == (True, 1)
     assert plan.before_scan == []
     assert rows(location, read, 0) == {"a": 1}
-    assert parts(location) == 1
-    other.close()
     write.close()
+    other.close()
+    assert parts(location) == 1
+
+
+def test_a_copy_of_a_process_appends_no_part_that_the_other_deletes(location: Location) -> None:
+    """Of two copies made between the part and the append, one is refused before the part goes."""
+    failing = False
+
+    def decide(call: Call) -> Fault | None:
+        return FAIL_BEFORE if failing and call.kind == "compare_and_set" else None
+
+    write, other = opened(faulty(location, decide)[0], env=Meddling())
+    machine = write._shard.machine
+    submit, tried = machine.submit, []
+
+    def submitted(command: Command, **options: Any) -> Any:
+        tried.append(command)
+        return submit(command, **options)
+
+    machine.submit = submitted  # type: ignore[method-assign]
+    failing = True
+    with pytest.raises(LocationError) as failed:
+        write.compare_and_append(updates(("a", 0, 1)), 0, 1, timeout=0.2)
+    assert not failed.value.may_have_happened
+    failing = False
+    copy = Machine(location, machine.shard, SessionId("w00000000000000aa"), RealEnv(), QUIET)
+    copy.adopt(machine.session)
+    (append,) = [command for command in tried if isinstance(command, Append)]
+    assert parts(location) == 1
+    write.close()
+    assert parts(location) == 0
+    with pytest.raises(Fenced):
+        copy.submit(append)
+    other.close()
 
 
 def test_of_appends_that_race_only_those_that_won_leave_parts(location: Location) -> None:
@@ -446,11 +492,13 @@ def test_a_part_that_the_shard_names_is_not_dropped(location: Location, pair: Pa
         write.compare_and_append(updates(("a", time, 1)), time, time + 1)
     state = write._shard.machine.refresh()
     mine = [reference.part for _, reference in state.references.range()]
-    write._drop(mine, write._shard.deadline(None))
-    assert parts(location) == 2
+    write._drop(mine)
+    write.compare_and_append(updates(("a", 2, 1)), 2, 3)
+    assert parts(location) == 3
     write.compact("full")
-    write._drop(mine, write._shard.deadline(None))
-    assert parts(location) == 3, "a reader may hold what is dead"
+    write._drop(mine)
+    write.compare_and_append(updates(("a", 3, 1)), 3, 4)
+    assert parts(location) == 5, "a reader may hold what is dead"
 
 
 def parts(location: Location) -> int:

@@ -112,6 +112,7 @@ class Machine:
         self._registered = False
         self._count = 0
         """The number of the present session's newest record, as far as this machine wrote it."""
+        self._written = 0
         self._ended: frozenset[str] = frozenset()
         """Sessions of this machine that others ended."""
         self._orphans: list[SessionId] = []
@@ -321,6 +322,11 @@ class Machine:
             self._count = 0
             self._strewn = False
             self._litter.clear()
+
+    @property
+    def records_written(self) -> int:
+        """How many records this machine wrote, under its present session and earlier ones."""
+        return self._written
 
     @property
     def quiet_seconds(self) -> float:
@@ -668,6 +674,7 @@ class Machine:
         self._follower.wrote(attempt.record, attempt.digest, len(attempt.data))
         self._registered = True
         self._count = attempt.record.count
+        self._written += 1
         self._wrote_at = self._env.monotonic()
         self._unsettled = None
 

@@ -22,7 +22,7 @@ from strandline.shard.compacting import ShardCompaction, Strategy, compact_shard
 from strandline.shard.shards import Shard
 from strandline.shard.updates import Updates, check_bound, updates_from
 from strandline.state.author import Author
-from strandline.state.commands import AdvanceUpper, Append, AppendResult
+from strandline.state.commands import AdvanceUpper, Append, AppendResult, Heartbeat
 from strandline.state.decide import decide
 from strandline.state.model import Part
 from strandline.state.replay import State
@@ -49,8 +49,9 @@ class WriteHandle(Closing):
         # Where the data of a replicated writer begins: behind what it appended itself.
         self._mine = shard.machine.state.meta.upper
         self._release: Callable[[], None] | None = None
-        self._refused_parts: dict[str, None] = {}
-        """Keys of parts that no append took up, and that are not deleted yet."""
+        self._refused_parts: dict[str, int] = {}
+        """Keys of parts that no append took up, and that are not deleted yet; each with how many
+        records the session had."""
         self._lock = threading.Lock()
         shard.use()
 
@@ -210,8 +211,9 @@ class WriteHandle(Closing):
         self._closed = True
         if self._release is not None:
             self._release()
-        self._clear(deadline)
+        self._end_refused(deadline)
         self._shard.let_go(timeout=deadline.remaining())
+        self._clear(deadline)
 
     close = expire
 
@@ -256,28 +258,47 @@ class WriteHandle(Closing):
             )
         except StrandlineError as error:
             if mine and _is_refused(error):
-                self._drop(mine, deadline)
+                self._drop(mine)
             raise
         if mine and result.repeated:
-            self._drop(mine, deadline)
+            self._drop(mine)
         self._appended(bare.new_upper)
+        self._clear(deadline)
         return result
 
-    def _drop(self, parts: Iterable[Part], deadline: Deadline) -> None:
-        """Deletes the parts of an append that is refused: nobody else has them."""
+    def _drop(self, parts: Iterable[Part]) -> None:
+        """Takes note of the parts of an append that is refused, to be deleted: see `_clear`."""
+        count = self._shard.machine.records_written
         with self._lock:
-            self._refused_parts.update((part.key, None) for part in parts)
-        self._clear(deadline)
+            self._refused_parts.update((part.key, count) for part in parts)
+
+    def _end_refused(self, deadline: Deadline) -> None:
+        """Writes the record after which what is left of refused appends may be deleted."""
+        machine = self._shard.machine
+        with self._lock:
+            waits = any(count >= machine.records_written for count in self._refused_parts.values())
+        if waits:
+            try:
+                machine.submit(Heartbeat(), timeout=deadline.remaining())
+            except StrandlineError as error:
+                _log.warning("parts of refused appends are left to a sweep: %s", error)
 
     def _clear(self, deadline: Deadline) -> None:
         """Deletes what refused appends wrote, in the time that is left; the rest is for later.
 
         Raises nothing: the caller hears what became of its append, and what is never deleted here
         is found by a sweep, once the session has ended.
+
+        SUBTLE: not before this machine wrote another record. A copy of the process that was made
+        in between, and goes on by itself, may yet append the same parts under the same session;
+        once there is a record of it that the copy did not write, it is refused.
         """
-        with self._lock:
-            keys, self._refused_parts = list(self._refused_parts), {}
         machine = self._shard.machine
+        with self._lock:
+            now = machine.records_written
+            keys = [key for key, count in self._refused_parts.items() if count < now]
+            for key in keys:
+                del self._refused_parts[key]
         gone = [False] * len(keys)
         try:
             if keys and deadline.remaining() > 0.0:
@@ -292,7 +313,7 @@ class WriteHandle(Closing):
         finally:
             with self._lock:
                 left = (key for key, is_gone in zip(keys, gone, strict=True) if not is_gone)
-                self._refused_parts.update(dict.fromkeys(left))
+                self._refused_parts.update(dict.fromkeys(left, 0))
 
     def _gone(self, named: AbstractSet[str], deadline: Deadline, key: str) -> bool:
         """Whether there is nothing more to be done about a part."""
