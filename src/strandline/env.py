@@ -307,16 +307,16 @@ def _beside(
     result: Future[B] = Future()
     ended = threading.Event()
     run = partial(_run_into, result, partial(copy_context().run, function))
-    helper: _Helper | None = None
-    interrupt: BaseException | None = None
     try:
         helper = _helper_of(idle)
-        helper.begin(run, ended)
-        _wait(ended, seconds)
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         run()
-        ended.set()
-    except BaseException as error:
+        return result.result()
+    interrupt: BaseException | None = None
+    try:
+        helper.begin(run, ended)
+        _wait(ended, seconds)
+    except BaseException as error:  # Ctrl-C, or whatever the program makes of its signals
         interrupt = error
         if result.cancel():  # it has not begun, and will not
             raise
@@ -329,7 +329,7 @@ def _beside(
             ended.wait(_STOP_SECONDS)
         except BaseException as error:  # noqa: BLE001  as above
             interrupt = error
-    if helper is not None and len(idle) < _IDLE_MAX:
+    if len(idle) < _IDLE_MAX:
         idle.append(helper)
     if interrupt is not None:
         raise interrupt

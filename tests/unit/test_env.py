@@ -119,7 +119,7 @@ def test_what_is_interruptible_runs_on_the_same_thread_as_before() -> None:
     gc.collect()
     for thread in threads:
         thread.join(60)
-    assert set(threading.enumerate()) == before
+    assert not threads & set(threading.enumerate())
 
 
 def test_what_is_interruptible_lets_go_of_all_that_it_had() -> None:
@@ -173,6 +173,30 @@ def test_what_is_interruptible_gives_its_result_or_its_error_or_ctrl_c() -> None
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.is_set()
+
+
+def test_what_is_interruptible_is_stopped_by_whatever_a_signal_raises() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    ended = threading.Event()
+    runs = []
+
+    def raising(number: int, frame: object) -> None:
+        raise RuntimeError("a signal of the program")
+
+    def function() -> bool:
+        runs.append(1)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        return ended.wait(60)
+
+    before = signal.signal(signal.SIGUSR1, raising)
+    try:
+        with pytest.raises(RuntimeError, match="a signal of the program"):
+            RealEnv().interruptible(function, ended.set, seconds=60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended.is_set()
+    assert runs == [1]
 
 
 def test_what_is_interruptible_sees_the_context_of_the_caller() -> None:
