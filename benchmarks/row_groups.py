@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import SCHEMA, machine, median, rows, scratch, timed
 from strandline.env import RealEnv
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.parts.keys import KeyRange
 from strandline.parts.read import PartReader
 from strandline.parts.schema import new_schema

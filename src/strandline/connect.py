@@ -28,7 +28,7 @@ from strandline.ids import (
     parse_id,
 )
 from strandline.location import Blob, BlobExists, BlobMissing, Consensus, Location
-from strandline.location.files import TEMPORARY_DIRECTORY, FileBlob
+from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.sqlite import SqliteConsensus
 from strandline.settings import Settings

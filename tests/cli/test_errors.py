@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from strandline.cli import app
 from strandline.errors import LocationError
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from tests.cli.helpers import Run
 
 

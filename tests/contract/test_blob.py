@@ -9,7 +9,7 @@ import pytest
 
 from strandline.env import RealEnv
 from strandline.location.blob import Blob
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob, MemoryStore
 from strandline.location.retry import RetryingBlob
 from strandline.testing.blob_contract import BlobContract

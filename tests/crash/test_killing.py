@@ -14,7 +14,7 @@ import pytest
 from strandline.env import RealEnv
 from strandline.errors import DeadlineExceeded
 from strandline.location import BlobMissing, Location, Queueing
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.sqlite import SqliteConsensus
 from strandline.testing.killing import Kill, Killer, Kind, killing

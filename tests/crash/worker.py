@@ -14,7 +14,7 @@ import sys
 from typing import Any, cast
 
 import strandline as sl
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.location.sqlite import SqliteConsensus
 from strandline.testing.killing import Kill, Killer, KillingBlob, KillingConsensus, Kind
 from tests.crash.script import SETTINGS, STEPS

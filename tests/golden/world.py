@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 from unittest.mock import patch
 
 from strandline.env import Env, RealEnv, Worker
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 
 __all__ = ["BEGIN", "World"]
 

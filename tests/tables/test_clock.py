@@ -9,7 +9,7 @@ import pytest
 import strandline as sl
 from strandline.database import Database
 from strandline.errors import LocationError
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from tests.tables.helpers import QUIET, READINGS, apply
 
 HOUR = 3_600 * 1_000_000

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob
 from strandline.parts.read import PartReader
 from strandline.txn.apply import apply_table

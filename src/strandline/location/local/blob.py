@@ -18,9 +18,9 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.errors import LocationError, StrandlineError, UsageError
 from strandline.location.blob import BlobExists, BlobInfo, BlobMissing
-from strandline.location.durable import make_directories, sync_directory, sync_file
 from strandline.location.failures import failure
 from strandline.location.keys import check_key, is_key, range_of
+from strandline.location.local.durable import make_directories, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
