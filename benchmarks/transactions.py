@@ -29,7 +29,7 @@ import pyarrow as pa
 import strandline as sl
 from benchmarks.common import KEY_SPACE, SCHEMA, line, machine, median, ratio, rows, scratch
 from strandline.location.consensus import Record
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 
 PROCESSES = 8
 THREADS = 64

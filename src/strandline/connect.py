@@ -30,7 +30,7 @@ from strandline.ids import (
 from strandline.location import Blob, BlobExists, BlobMissing, Consensus, Location
 from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.settings import Settings
 from strandline.state.model import FORMAT
 from strandline.txn.background import open_store

@@ -11,7 +11,7 @@ from strandline.env import RealEnv
 from strandline.location.consensus import Consensus
 from strandline.location.memory import MemoryConsensus, MemoryStore
 from strandline.location.retry import RetryingConsensus
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.consensus_contract import ConsensusContract
 from strandline.testing.faults import Faults, FaultyConsensus
 from strandline.testing.killing import Killer, KillingConsensus

@@ -16,7 +16,7 @@ from strandline.errors import DeadlineExceeded
 from strandline.location import BlobMissing, Location, Queueing
 from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.killing import Kill, Killer, Kind, killing
 
 HERE = Path(__file__)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import strandline as sl
 from strandline.location.local.blob import FileBlob
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.killing import Kill, Killer, KillingBlob, KillingConsensus, Kind
 from tests.crash.script import SETTINGS, STEPS
 

@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.database import Database
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.processes import in_processes, side_by_side
 from strandline.txn import background
 from strandline.txn.apply import apply_table

@@ -25,8 +25,8 @@ from strandline.errors import Corruption, DeadlineExceeded, LocationError, Usage
 from strandline.location.consensus import Record
 from strandline.location.failures import Refused
 from strandline.location.local.mounts import network_file_system
-from strandline.location.sqlite import APPLICATION_ID, SqliteConsensus
-from strandline.location.turnstile import Claim, FairLock, Turnstile
+from strandline.location.sqlite.consensus import APPLICATION_ID, SqliteConsensus
+from strandline.location.sqlite.turnstile import Claim, FairLock, Turnstile
 from strandline.testing.consensus_contract import append_until
 from strandline.testing.processes import in_processes, side_by_side
 
@@ -293,7 +293,7 @@ def test_forks_beside_busy_threads_neither_hang_nor_harm(log: SqliteConsensus) -
 KILLED = """
 import sys
 from strandline.env import RealEnv
-from strandline.location.sqlite import SqliteConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 log = SqliteConsensus(sys.argv[1], RealEnv())
 shard = sys.argv[2]
 head = log.head(shard, timeout=30)
@@ -546,7 +546,7 @@ def test_a_network_file_system_is_recognised(
     for path, kind in kinds.items():
         assert network_file_system(path, str(mounts)) == kind, path
     assert network_file_system("/srv", str(tmp_path / "none")) is None
-    monkeypatch.setattr("strandline.location.sqlite.network_file_system", lambda _: "nfs")
+    monkeypatch.setattr("strandline.location.sqlite.consensus.network_file_system", lambda _: "nfs")
     with pytest.raises(UsageError, match="network file system"):
         SqliteConsensus(tmp_path / "log.sqlite", RealEnv())
 
@@ -664,7 +664,7 @@ def read_as_nobody(path: Path) -> subprocess.Popen[str]:
     code = (
         "import encodings.idna\n"
         "from strandline.env import RealEnv\n"
-        "from strandline.location.sqlite import SqliteConsensus\n" + READ_AS_NOBODY
+        "from strandline.location.sqlite.consensus import SqliteConsensus\n" + READ_AS_NOBODY
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, str(path)],

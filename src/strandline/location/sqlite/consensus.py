@@ -18,9 +18,9 @@ from strandline.location.failures import Refused, failure
 from strandline.location.local.durable import make_directories, sync_directory
 from strandline.location.local.mounts import network_file_system
 from strandline.location.queries import load_queries
-from strandline.location.sqlite_pool import Pool, Rows
-from strandline.location.sqlite_reading import Reading
-from strandline.location.turnstile import Claim, Turnstile
+from strandline.location.sqlite.pool import Pool, Rows
+from strandline.location.sqlite.reading import Reading
+from strandline.location.sqlite.turnstile import Claim, Turnstile
 
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "SqliteConsensus"]
 

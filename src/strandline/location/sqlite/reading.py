@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from strandline.env import Deadline, Env
 from strandline.location.failures import Refused
-from strandline.location.sqlite_pool import Pool, Rows
+from strandline.location.sqlite.pool import Pool, Rows
 
 __all__ = ["Reading"]
 
