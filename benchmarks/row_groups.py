@@ -29,8 +29,8 @@ from strandline.env import RealEnv
 from strandline.location.local.blob import FileBlob
 from strandline.parts.keys import KeyRange
 from strandline.parts.read import PartReader
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import new_schema
-from strandline.parts.sort import sort_table
 from strandline.parts.write import Identity, write_part
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Part

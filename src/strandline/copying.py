@@ -46,7 +46,7 @@ from strandline.env import Deadline
 from strandline.errors import LocationError, SchemaMismatch, StrandlineError, UsageError
 from strandline.exporting import appearing, check_target, format_of
 from strandline.expressions import sql_types
-from strandline.parts.conform import conform
+from strandline.parts.rows.conform import conform
 from strandline.parts.schema import TableSchema
 from strandline.statements import Copy
 

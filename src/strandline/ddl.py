@@ -11,8 +11,8 @@ import pyarrow as pa
 from strandline.env import Env
 from strandline.errors import UsageError
 from strandline.ids import new_shard_id
-from strandline.parts.conform import to_arrow
 from strandline.parts.keys import KEY_BYTES_MAX, KeyCodec
+from strandline.parts.rows.conform import to_arrow
 from strandline.parts.schema import TableSchema, new_schema, validate_table_name
 from strandline.state.model import TableVersion
 from strandline.txn.properties import check_properties

@@ -20,10 +20,10 @@ from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UnknownTable
 from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange, clip
-from strandline.parts.merge import Source
 from strandline.parts.plain import bools, int64s, numbers_of
+from strandline.parts.rows.merge import Source
+from strandline.parts.rows.updates import OLD, OP, first_of_each, happened, netted, updates_in
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.updates import OLD, OP, first_of_each, happened, netted, updates_in
 from strandline.reading import Reading, Want, cuts, intervals_of, typed, united_tables
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion

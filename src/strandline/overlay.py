@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from strandline.parts.inline import decode_inline, decode_together
 from strandline.parts.keys import KeyCodec, clip
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import TIME, TableSchema
-from strandline.parts.sort import sort_table
 from strandline.state.model import Entry, Interval
 
 __all__ = ["Block", "Cover", "Overlay"]

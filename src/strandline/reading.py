@@ -23,9 +23,9 @@ from strandline.location import BlobMissing
 from strandline.overlay import Block
 from strandline.parts.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
-from strandline.parts.merge import Source, merge_read, newest_time, visible
+from strandline.parts.rows.merge import Source, merge_read, newest_time, visible
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.sort import sort_table
 from strandline.parts.statistics import may_match
 from strandline.shard.follower import StateRetired
 from strandline.state.model import EVERYTHING, Entry, Interval, Part, TableKind, TableVersion

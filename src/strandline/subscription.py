@@ -16,8 +16,8 @@ from strandline.env import Deadline, given_seconds
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
 from strandline.handle import Handle
 from strandline.location import BlobMissing
+from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import TIME, with_times
-from strandline.parts.sort import sort_stream, sort_table
 from strandline.reading import Reading, Want
 from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of, told

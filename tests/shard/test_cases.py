@@ -18,7 +18,7 @@ from strandline.errors import (
 )
 from strandline.ids import SessionId
 from strandline.location import Location
-from strandline.parts import consolidate
+from strandline.parts.rows import consolidate
 from strandline.shard import WriteHandle, batches, compact
 from strandline.shard.machine import Machine
 from strandline.state.commands import Append, Command

@@ -12,7 +12,7 @@ import pytest
 
 from strandline.errors import AsOfTooOld, DeadlineExceeded
 from strandline.location import Location
-from strandline.parts import consolidate
+from strandline.parts.rows import consolidate
 from strandline.settings import Settings
 from strandline.shard import (
     ReadHandle,

@@ -32,7 +32,7 @@ kinds = pytest.mark.parametrize("kind", ["rows", "keyed"])
 def _merging(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "streamed":
         monkeypatch.setattr("strandline.shard.merging._IN_MEMORY_BYTES", 0)
-        monkeypatch.setattr("strandline.parts.compact._IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr("strandline.parts.rows.compact._IN_MEMORY_BYTES", 0)
 
 
 def references(table: Table) -> list[Reference]:

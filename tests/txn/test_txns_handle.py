@@ -712,8 +712,8 @@ def test_a_commit_whose_rows_could_not_be_stored_did_not_happen_and_is_tried_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, *, spilled: bool
 ) -> None:
     if spilled:
-        monkeypatch.setattr("strandline.parts.spool._MEMORY_BYTES", 0)
-        monkeypatch.setattr("strandline.parts.spool._BATCH_ROWS", 1)
+        monkeypatch.setattr("strandline.parts.rows.spool._MEMORY_BYTES", 0)
+        monkeypatch.setattr("strandline.parts.rows.spool._BATCH_ROWS", 1)
     location = sl.open_location(f"memory://{tmp_path}")
     described(location, D0, D1)
     failing = 0

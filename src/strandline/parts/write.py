@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 
 from strandline.env import Env
 from strandline.location import Blob
-from strandline.parts.adjacent import order_of
 from strandline.parts.encoding import choose_encoding
 from strandline.parts.filters import FILTER_KEYS_MAX, make_filter
 from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
 from strandline.parts.hashes import Hashes, key_hashes
 from strandline.parts.keys import KeyCodec, at_least, at_most, locate, separator
 from strandline.parts.plain import int64
+from strandline.parts.rows.adjacent import order_of
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
 from strandline.parts.verified import ChunkRecorder

@@ -16,8 +16,8 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from strandline.errors import SchemaMismatch, UsageError
-from strandline.parts.conform import conform
 from strandline.parts.keys import KeyCodec
+from strandline.parts.rows.conform import conform
 from strandline.parts.schema import TableSchema
 
 __all__ = [

@@ -32,8 +32,8 @@ from strandline.errors import StrandlineError, UsageError
 from strandline.handle import Handle
 from strandline.ids import MARKER_KEY, SessionId
 from strandline.location import BlobMissing
-from strandline.parts.conform import conform
 from strandline.parts.keys import KeyCodec, KeyRange
+from strandline.parts.rows.conform import conform
 from strandline.pipeline.frames import arrow_for_spark, spark_schema, unsigned
 from strandline.pipeline.importing import batch_of, commit_batch, write_rows
 from strandline.pipeline.pushed import Pushed, pushed_of

@@ -13,8 +13,8 @@ from strandline.env import Deadline, Env
 from strandline.errors import AsOfTooOld
 from strandline.location import BlobMissing
 from strandline.parts.read import PartReader
+from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.sort import sort_stream, sort_table
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.missing import state_without

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from strandline.env import Env
 from strandline.location import Blob
-from strandline.parts.compact import Run, merge_compact
 from strandline.parts.footer import Identity
-from strandline.parts.frontier import Piece, Pieces
-from strandline.parts.merge import Source
 from strandline.parts.read import PartReader
+from strandline.parts.rows.compact import Run, merge_compact
+from strandline.parts.rows.frontier import Piece, Pieces
+from strandline.parts.rows.merge import Source
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.write import write_parts
 from strandline.settings import Settings

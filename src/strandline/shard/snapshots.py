@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.errors import AsOfTooOld, Corruption, UsageError
 from strandline.location import BlobMissing, Location
-from strandline.parts.consolidate import consolidated_stream
+from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, END, TIME
 from strandline.settings import Settings
 from strandline.shard.batches import sealed, unsealed

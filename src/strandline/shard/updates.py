@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import UsageError
-from strandline.parts.conform import conform, to_arrow
-from strandline.parts.merge import constant
+from strandline.parts.rows.conform import conform, to_arrow
+from strandline.parts.rows.merge import constant
 from strandline.parts.schema import DIFF, TIME, TableSchema
 from strandline.times import TIME_MAX, whole
 

@@ -27,9 +27,9 @@ from strandline.errors import (
 from strandline.ids import parse_id
 from strandline.location import Location
 from strandline.parts.batch import build_batch
-from strandline.parts.consolidate import consolidated_stream
+from strandline.parts.rows.consolidate import consolidated_stream
+from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, TIME
-from strandline.parts.spool import Spool
 from strandline.settings import Settings
 from strandline.shard.shards import Shard, check_place
 from strandline.shard.updates import check_time, updates_from

@@ -15,8 +15,8 @@ from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, Corruption, DeadlineExceeded, UsageError
 from strandline.ids import parse_id
 from strandline.location import BlobMissing
-from strandline.parts.consolidate import consolidated_stream
 from strandline.parts.inline import decode_inline
+from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF
 from strandline.shard.shards import Shard
 from strandline.shard.snapshots import check_readable, rows_in, schema_of

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.env import RealEnv
-from strandline.parts.adjacent import order_of
-from strandline.parts.compact import merge_compact
-from strandline.parts.frontier import Piece, Pieces
 from strandline.parts.keys import KeyCodec
-from strandline.parts.merge import Source, merge_read
+from strandline.parts.rows.adjacent import order_of
+from strandline.parts.rows.compact import merge_compact
+from strandline.parts.rows.frontier import Piece, Pieces
+from strandline.parts.rows.merge import Source, merge_read
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema, new_schema
-from strandline.parts.sort import sort_table
 from strandline.state.model import EVERYTHING, Part, Reference, TableKind
 from strandline.state.plan import markers_from
 
@@ -451,8 +451,8 @@ def test_history_is_not_merged_without_a_time_to_split_at() -> None:
 def test_what_waits_on_disk_comes_back_as_it_was(
     kind: TableKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.parts.spool._MEMORY_BYTES", 1_000)
-    monkeypatch.setattr("strandline.parts.spool._BATCH_ROWS", 7)
+    monkeypatch.setattr("strandline.parts.rows.spool._MEMORY_BYTES", 1_000)
+    monkeypatch.setattr("strandline.parts.rows.spool._BATCH_ROWS", 7)
     world = of(
         kind,
         [Update(key, key % 5, 1) for key in range(500)],

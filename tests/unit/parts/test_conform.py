@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from strandline.errors import SchemaMismatch, UsageError
-from strandline.parts.conform import conform, to_arrow
+from strandline.parts.rows.conform import conform, to_arrow
 from strandline.parts.schema import new_schema
 
 SCHEMA = new_schema(pa.schema([("k", pa.int64()), ("s", pa.string()), ("v", pa.float64())]), "k")

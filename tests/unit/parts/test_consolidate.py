@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import UsageError
-from strandline.parts import consolidate
-from strandline.parts.consolidate import consolidated, consolidated_stream
+from strandline.parts.rows import consolidate
+from strandline.parts.rows.consolidate import consolidated, consolidated_stream
+from strandline.parts.rows.updates import netted
 from strandline.parts.schema import DIFF, TIME
-from strandline.parts.updates import netted
 
 KEYS = ["k"]
 ARROW = pa.schema(

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.env import RealEnv
-from strandline.parts.frontier import Piece, Pieces, in_turn, merged
 from strandline.parts.keys import KeyCodec
+from strandline.parts.rows.frontier import Piece, Pieces, in_turn, merged
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import new_schema
-from strandline.parts.sort import sort_table
 
 SCHEMA = new_schema(pa.schema([("k", pa.int64()), ("t", pa.int64()), ("run", pa.int64())]), "k")
 CODEC = KeyCodec(SCHEMA)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strandline.connect import connect
 from strandline.errors import SchemaMismatch
-from strandline.parts.conform import conform, to_arrow
+from strandline.parts.rows.conform import conform, to_arrow
 from strandline.parts.schema import new_schema
 from tests.tables.helpers import QUIET
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import Corruption
-from strandline.parts.compact import merge_compact
-from strandline.parts.merge import Source, last_rows, merge_read, prepare_batch
+from strandline.parts.rows.compact import merge_compact
+from strandline.parts.rows.merge import Source, last_rows, merge_read, prepare_batch
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, TIME, TableSchema, new_schema
-from strandline.parts.sort import sort_table
 from strandline.state.model import TableKind
 
 ARROW = pa.schema(

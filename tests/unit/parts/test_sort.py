@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from strandline.errors import SchemaMismatch
 from strandline.parts.keys import KeyCodec
-from strandline.parts.sort import is_sorted, sort_stream, sort_table
+from strandline.parts.rows.sort import is_sorted, sort_stream, sort_table
 from tests.unit.parts.strategies import KEYS, key_tuples, keys_schema
 
 MEMORY = 64 << 20

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import LocationError
-from strandline.parts.spool import Spool
+from strandline.parts.rows.spool import Spool
 
 ARROW = pa.schema([("k", pa.int64()), ("tags", pa.list_(pa.string()))])
 
@@ -19,8 +19,8 @@ def batches(count: int) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("count", [0, 1, 5, 200])
 @pytest.mark.parametrize("memory", [0, 100, 1 << 20])
 def test_rows_come_back_in_order(monkeypatch: pytest.MonkeyPatch, count: int, memory: int) -> None:
-    monkeypatch.setattr("strandline.parts.spool._MEMORY_BYTES", memory)
-    monkeypatch.setattr("strandline.parts.spool._BATCH_ROWS", 7)
+    monkeypatch.setattr("strandline.parts.rows.spool._MEMORY_BYTES", memory)
+    monkeypatch.setattr("strandline.parts.rows.spool._BATCH_ROWS", 7)
     with Spool(ARROW) as spool:
         for batch in batches(count):
             spool.add(batch)
@@ -31,7 +31,7 @@ def test_rows_come_back_in_order(monkeypatch: pytest.MonkeyPatch, count: int, me
 
 
 def test_a_full_disk_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.parts.spool._BATCH_ROWS", 1)
+    monkeypatch.setattr("strandline.parts.rows.spool._BATCH_ROWS", 1)
     with Spool(ARROW) as spool:
 
         def full(_: object) -> int:

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.parts.adjacent import equal_to_next
-from strandline.parts.duck import Passage, stream
-from strandline.parts.merge import exact, sums, total_of
+from strandline.parts.rows.adjacent import equal_to_next
+from strandline.parts.rows.duck import Passage, stream
+from strandline.parts.rows.merge import exact, sums, total_of
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, TIME
-from strandline.parts.sort import sort_table
 
 __all__ = ["consolidated", "consolidated_stream"]
 

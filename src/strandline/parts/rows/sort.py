@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from strandline.parts.adjacent import order_of
-from strandline.parts.duck import Passage, stream
 from strandline.parts.plain import int64s, numbers_of
+from strandline.parts.rows.adjacent import order_of
+from strandline.parts.rows.duck import Passage, stream
 
 __all__ = ["batches_of", "is_sorted", "sort_stream", "sort_table"]
 

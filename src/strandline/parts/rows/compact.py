@@ -17,15 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.env import Env
-from strandline.parts.adjacent import equal_to_next
-from strandline.parts.duck import Passage, run, stream
-from strandline.parts.frontier import Pieces, in_turn, merged
 from strandline.parts.keys import KeyCodec
-from strandline.parts.merge import Source, constant
 from strandline.parts.plain import bools, int64, int64s, numbers_of, truths_of
+from strandline.parts.rows.adjacent import equal_to_next
+from strandline.parts.rows.duck import Passage, run, stream
+from strandline.parts.rows.frontier import Pieces, in_turn, merged
+from strandline.parts.rows.merge import Source, constant
+from strandline.parts.rows.sort import batches_of, sort_stream, sort_table
+from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.sort import batches_of, sort_stream, sort_table
-from strandline.parts.spool import Spool
 
 __all__ = ["Run", "merge_compact"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.parts.adjacent import equal_to_next
-from strandline.parts.merge import Source, constant, merge_read, sums
 from strandline.parts.plain import bools, int64, int64s, numbers_of
+from strandline.parts.rows.adjacent import equal_to_next
+from strandline.parts.rows.merge import Source, constant, merge_read, sums
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.sort import sort_table
 
 __all__ = ["OLD", "OP", "first_of_each", "happened", "netted", "updates_in"]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.env import Env
 from strandline.parts.keys import KeyCodec, locate
-from strandline.parts.sort import sort_table
+from strandline.parts.rows.sort import sort_table
 
 __all__ = ["Piece", "Pieces", "in_turn", "merged"]
 

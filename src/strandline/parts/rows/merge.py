@@ -1,7 +1,7 @@
 """Makes one table of several sorted sources: what a reader sees.
 
 Rows pass through as whole columns; none is looked at by itself. What compaction keeps of several
-sources is in `strandline.parts.compact`.
+sources is in `strandline.parts.rows.compact`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.errors import Corruption, UsageError
-from strandline.parts.adjacent import equal_to_next
-from strandline.parts.duck import Passage, run
 from strandline.parts.plain import int64s
+from strandline.parts.rows.adjacent import equal_to_next
+from strandline.parts.rows.duck import Passage, run
+from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.sort import sort_table
 
 __all__ = [
     "Source",

@@ -1,0 +1,1 @@
+"""Kernels over sorted rows: Arrow in, Arrow out."""
