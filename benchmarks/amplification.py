@@ -20,7 +20,7 @@ import numpy as np
 
 import strandline as sl
 from benchmarks.common import SCHEMA, machine, rows, scratch
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 from strandline.state.plan import level_zero
 
 LOOKUPS = 200

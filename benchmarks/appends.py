@@ -19,7 +19,7 @@ import numpy as np
 
 import strandline as sl
 from benchmarks.common import KEY_SPACE, SCHEMA, line, machine, median, ratio, rows, scratch
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 from strandline.state.plan import level_zero
 
 

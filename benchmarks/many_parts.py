@@ -24,7 +24,7 @@ import pyarrow as pa
 import strandline as sl
 from benchmarks.common import line, machine, percentile, scratch
 from strandline.ids import ShardId
-from strandline.parts.filters import make_filter
+from strandline.parts.files.filters import make_filter
 from strandline.parts.hashes import hashes_of
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
@@ -55,7 +55,7 @@ LOOK_UP = (
     RESIDENT
     + """
 import strandline as sl
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 opened = 0
 read = PartReader.read
 def counted(*args, **kwargs):
@@ -89,7 +89,7 @@ PLAN = (
     RESIDENT
     + """
 import strandline as sl
-from strandline.parts.filters import probes_of
+from strandline.parts.files.filters import probes_of
 from strandline.parts.keys import KeyRange
 from strandline.reading import typed
 from strandline.state.plan import plan_read

@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 from benchmarks.common import SCHEMA, machine, median, rows, scratch, timed
 from strandline.env import RealEnv
 from strandline.location.local.blob import FileBlob
+from strandline.parts.files.read import PartReader
+from strandline.parts.files.write import Identity, write_part
 from strandline.parts.keys import KeyRange
-from strandline.parts.read import PartReader
 from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import new_schema
-from strandline.parts.write import Identity, write_part
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Part
 

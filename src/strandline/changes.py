@@ -19,7 +19,7 @@ from pyarrow import types
 from strandline.differences import runs_of, with_keys_of
 from strandline.expressions import Assignments
 from strandline.handle import Handle
-from strandline.parts.inline import decode_inline
+from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import DIFF, TableSchema
 from strandline.reading import Reading, Want, typed
 from strandline.state.commands import Write

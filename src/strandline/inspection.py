@@ -13,9 +13,9 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.handle import Handle, limit_of
-from strandline.parts.inline import decode_inline
+from strandline.parts.files.inline import decode_inline
+from strandline.parts.files.read import PartReader
 from strandline.parts.keys import KeyCodec, clip
-from strandline.parts.read import PartReader
 from strandline.parts.schema import TableSchema
 from strandline.shard.machine import Machine
 from strandline.state.codec import LogRecord, decode_rollup

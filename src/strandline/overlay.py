@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from strandline.parts.inline import decode_inline, decode_together
+from strandline.parts.files.inline import decode_inline, decode_together
 from strandline.parts.keys import KeyCodec, clip
 from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import TIME, TableSchema

@@ -21,7 +21,7 @@ from strandline.handle import Handle
 from strandline.ids import session_of
 from strandline.location import BlobMissing
 from strandline.overlay import Block
-from strandline.parts.filters import Probes, probes_of
+from strandline.parts.files.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.rows.merge import Source, merge_read, newest_time, visible
 from strandline.parts.rows.sort import sort_table

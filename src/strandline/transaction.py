@@ -29,7 +29,7 @@ from strandline.errors import (
     UsageError,
 )
 from strandline.handle import Handle
-from strandline.parts.inline import decode_inline
+from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import validate_table_name
 from strandline.proof import proven
 from strandline.query import Scan

@@ -15,7 +15,7 @@ from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, UsageError
 from strandline.handle import Handle
 from strandline.history import commit_at
-from strandline.parts.batch import build_batch
+from strandline.parts.files.batch import build_batch
 from strandline.reading import anew, typed
 from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion

@@ -30,10 +30,10 @@ from strandline.env import RealEnv
 from strandline.errors import Fenced, UsageError
 from strandline.ids import MARKER_KEY, ObjectKey
 from strandline.location.memory import MemoryBlob, MemoryStore
-from strandline.parts.footer import Identity
-from strandline.parts.inline import decode_inline, encode_inline
+from strandline.parts.files.footer import Identity
+from strandline.parts.files.inline import decode_inline, encode_inline
+from strandline.parts.files.write import write_part
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.write import write_part
 from strandline.shard import Batch, SnapshotSplit
 from strandline.staged import Staged
 from strandline.state import codec

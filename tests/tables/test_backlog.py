@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.handle import Handle
-from strandline.parts.inline import decode_inline, decode_together, encode_inline
+from strandline.parts.files.inline import decode_inline, decode_together, encode_inline
 from strandline.parts.schema import new_schema
 from strandline.state.model import Batch, Entry
 from strandline.txn.apply import apply_table

@@ -23,7 +23,7 @@ from strandline.connect import LOG_FILE, connect
 from strandline.database import Database
 from strandline.errors import Corruption
 from strandline.ids import MARKER_KEY
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 from strandline.parts.schema import TableSchema
 from strandline.reading import Reading, Want, parts_of
 from strandline.state.codec import decode_page, decode_record, decode_rollup

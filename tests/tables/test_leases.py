@@ -13,7 +13,7 @@ import strandline.table
 import strandline.txn.apply
 from strandline.database import Database
 from strandline.errors import Fenced
-from strandline.parts.write import write_part
+from strandline.parts.files.write import write_part
 from strandline.shard.machine import Machine
 from strandline.shard.merging import run_job
 from strandline.state.commands import Claim, Expire, Output

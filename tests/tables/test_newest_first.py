@@ -13,7 +13,7 @@ import pytest
 import strandline as sl
 from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 from strandline.txn.apply import apply_table
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])

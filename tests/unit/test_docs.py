@@ -9,7 +9,7 @@ from strandline.connect import LOG_FILE
 from strandline.ids import MARKER_KEY, Kind
 from strandline.location.local.blob import TEMPORARY_DIRECTORY
 from strandline.location.sqlite.consensus import APPLICATION_ID
-from strandline.parts.footer import Footer, Identity
+from strandline.parts.files.footer import Footer, Identity
 from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME
 from strandline.state.model import COLLECTIONS
 from tools.docs import GENERATED

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.overlay import Overlay
-from strandline.parts.inline import encode_inline
+from strandline.parts.files.inline import encode_inline
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import new_schema
 from strandline.state.model import Batch, Entry, Interval

@@ -16,12 +16,12 @@ from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import LocationError, UsageError
 from strandline.handle import Handle
+from strandline.parts.files.write import write_parts
 from strandline.parts.keys import KeyCodec
 from strandline.parts.rows.conform import conform
 from strandline.parts.rows.merge import last_rows, prepare_batch
 from strandline.parts.rows.sort import sort_stream
 from strandline.parts.schema import TableSchema
-from strandline.parts.write import write_parts
 from strandline.pipeline.frames import fitted, frame_of, range_number, unsigned
 from strandline.pipeline.ranges import halving_points, leaves_wanted, ranges_wanted
 from strandline.pipeline.site import (

@@ -19,8 +19,8 @@ from strandline.errors import Corruption, SchemaMismatch, StrandlineError, Usage
 from strandline.handle import Handle
 from strandline.ids import ObjectKey, SessionId, ShardId, new_part_id
 from strandline.location import Blob
-from strandline.parts.footer import Identity
-from strandline.parts.read import PartReader
+from strandline.parts.files.footer import Identity
+from strandline.parts.files.read import PartReader
 from strandline.settings import Settings
 from strandline.shard.merging import Workshop
 from strandline.state.model import TableVersion

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from strandline.env import Deadline
 from strandline.handle import Handle
 from strandline.location import BlobMissing
-from strandline.parts.opened import FileState
+from strandline.parts.files.opened import FileState
 from strandline.pipeline.site import (
     IO_TIMEOUT_SECONDS,
     RESULT,

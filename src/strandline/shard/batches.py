@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from strandline.closing import Closing
 from strandline.env import Deadline
 from strandline.errors import Corruption, SchemaMismatch, UsageError
+from strandline.parts.files.write import write_parts
 from strandline.parts.plain import int64s
 from strandline.parts.rows.consolidate import consolidated, consolidated_stream
 from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, TIME
-from strandline.parts.write import write_parts
 from strandline.shard.shards import Shard
 from strandline.shard.updates import Updates, check_bound, updates_from
 from strandline.state import model

@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.errors import AsOfTooOld
 from strandline.location import BlobMissing
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.settings import Settings

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from strandline.env import LONG_SECONDS, Deadline, Env
 from strandline.errors import UsageError
 from strandline.location import BlobMissing, Location
+from strandline.parts.files.write import write_parts
 from strandline.parts.plain import int64
 from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, END, TIME
-from strandline.parts.write import write_parts
 from strandline.settings import Settings
 from strandline.shard.changes import updates_of
 from strandline.shard.missing import state_without

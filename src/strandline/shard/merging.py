@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from strandline.env import Env
 from strandline.location import Blob
-from strandline.parts.footer import Identity
-from strandline.parts.read import PartReader
+from strandline.parts.files.footer import Identity
+from strandline.parts.files.read import PartReader
+from strandline.parts.files.write import write_parts
 from strandline.parts.rows.compact import Run, merge_compact
 from strandline.parts.rows.frontier import Piece, Pieces
 from strandline.parts.rows.merge import Source
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.parts.write import write_parts
 from strandline.settings import Settings
 from strandline.state.commands import Output
 from strandline.state.model import L0, Part, Reference, TableVersion

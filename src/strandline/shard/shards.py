@@ -15,8 +15,8 @@ from strandline.env import Deadline, Env, RealEnv
 from strandline.errors import SchemaMismatch, StrandlineError, UsageError
 from strandline.ids import ObjectKey, SessionId, ShardId, new_part_id, new_session_id, parse_id
 from strandline.location import Location
-from strandline.parts.footer import Identity
-from strandline.parts.read import PartReader
+from strandline.parts.files.footer import Identity
+from strandline.parts.files.read import PartReader
 from strandline.parts.schema import TableSchema, key_columns, new_schema
 from strandline.settings import Settings
 from strandline.shard.leases import Lookout, Pulse

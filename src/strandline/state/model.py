@@ -108,7 +108,7 @@ class Part:
     has_end: bool = False
     """Whether there is an `__end` column: a part of history, each row with the time it ended at."""
     filter: bytes = b""
-    """Of a small part, a filter over its row keys (`strandline.parts.filters`); empty: none."""
+    """Of a small part, a filter over its row keys (`parts/files/filters.py`); empty: none."""
 
     @property
     def span(self) -> Interval:

@@ -7,10 +7,10 @@ from itertools import groupby
 
 from strandline.env import Deadline
 from strandline.errors import Fenced, UpperMismatch
-from strandline.parts.inline import decode_together
+from strandline.parts.files.inline import decode_together
+from strandline.parts.files.write import write_part
 from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import TIME, TableSchema
-from strandline.parts.write import write_part
 from strandline.state.commands import Apply, ApplyResult
 from strandline.state.model import Entry, Part, TableVersion
 from strandline.txn.store import Store

@@ -26,7 +26,7 @@ from strandline.errors import (
 )
 from strandline.ids import parse_id
 from strandline.location import Location
-from strandline.parts.batch import build_batch
+from strandline.parts.files.batch import build_batch
 from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, TIME

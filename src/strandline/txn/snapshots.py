@@ -15,7 +15,7 @@ from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, Corruption, DeadlineExceeded, UsageError
 from strandline.ids import parse_id
 from strandline.location import BlobMissing
-from strandline.parts.inline import decode_inline
+from strandline.parts.files.inline import decode_inline
 from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF
 from strandline.shard.shards import Shard

@@ -7,7 +7,7 @@ import weakref
 from strandline.env import Deadline
 from strandline.errors import Fenced, Held
 from strandline.ids import SessionId
-from strandline.parts.footer import Identity
+from strandline.parts.files.footer import Identity
 from strandline.state.model import TableVersion
 from strandline.txn.store import Store
 

@@ -18,8 +18,8 @@ from strandline.ids import (
     new_session_id,
 )
 from strandline.location import Location
-from strandline.parts.footer import Identity
-from strandline.parts.read import PartReader
+from strandline.parts.files.footer import Identity
+from strandline.parts.files.read import PartReader
 from strandline.settings import Settings
 from strandline.shard.chain import record_name
 from strandline.shard.leases import Lookout, Pulse

@@ -11,9 +11,9 @@ import pytest
 
 from strandline.env import RealEnv
 from strandline.errors import SchemaMismatch
-from strandline.parts import batch as batch_module
-from strandline.parts.batch import build_batch
-from strandline.parts.inline import decode_inline
+from strandline.parts.files import batch as batch_module
+from strandline.parts.files.batch import build_batch
+from strandline.parts.files.inline import decode_inline
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import DIFF, TableSchema, new_schema
 from strandline.settings import Settings

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from strandline.errors import Corruption, LocationError
 from strandline.location.memory import MemoryBlob
-from strandline.parts import write
-from strandline.parts.crc import combined
-from strandline.parts.encoding import Encoding
+from strandline.parts.files import write
+from strandline.parts.files.crc import combined
+from strandline.parts.files.encoding import Encoding
+from strandline.parts.files.read import PartReader
+from strandline.parts.files.verified import Arena, ChunkRecorder, Chunks, Window
 from strandline.parts.keys import KeyRange
-from strandline.parts.read import PartReader
 from strandline.parts.schema import TableSchema, new_schema
-from strandline.parts.verified import Arena, ChunkRecorder, Chunks, Window
 from strandline.settings import Settings
 from strandline.state.model import Part
 from tests.unit.parts.test_part import ENV, SCHEMA, Store, rows
@@ -315,7 +315,7 @@ import sys
 from strandline.env import RealEnv
 from strandline.location.local.blob import FileBlob
 from strandline.parts.keys import KeyRange
-from strandline.parts.read import PartReader
+from strandline.parts.files.read import PartReader
 from strandline.settings import Settings
 from tests.unit.parts.test_part import SCHEMA, WHO, rows, write_part
 blob = FileBlob({str(tmp_path)!r}, RealEnv())

@@ -7,8 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from strandline.parts import encoding
-from strandline.parts.encoding import choose_encoding
+from strandline.parts.files import encoding
+from strandline.parts.files.encoding import choose_encoding
 
 
 def table(count: int) -> pa.Table:

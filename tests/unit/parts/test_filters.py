@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.parts.filters import (
+from strandline.parts.files.filters import (
     FILTER_KEYS_MAX,
     Probes,
     make_filter,

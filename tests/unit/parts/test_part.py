@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from strandline.env import RealEnv
 from strandline.location import BlobMissing
 from strandline.location.memory import MemoryBlob, MemoryStore
+from strandline.parts.files.read import PartReader
+from strandline.parts.files.write import Identity, write_part, write_parts
 from strandline.parts.keys import KEY_BYTES_MAX, KeyCodec, KeyRange, successor
-from strandline.parts.read import PartReader
 from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME, TableSchema, new_schema
 from strandline.parts.statistics import decode_statistics
-from strandline.parts.write import Identity, write_part, write_parts
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
 from tests.unit.parts.strategies import KEYS, key_tuples, keys_schema

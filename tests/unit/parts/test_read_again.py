@@ -11,11 +11,11 @@ import pytest
 from strandline.env import RealEnv
 from strandline.errors import Corruption
 from strandline.location.local.blob import FileBlob
-from strandline.parts.footer import Identity
-from strandline.parts.read import PartReader
+from strandline.parts.files.footer import Identity
+from strandline.parts.files.read import PartReader
+from strandline.parts.files.verified import Window
+from strandline.parts.files.write import write_part
 from strandline.parts.schema import new_schema
-from strandline.parts.verified import Window
-from strandline.parts.write import write_part
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Part
 

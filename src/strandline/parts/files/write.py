@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 
 from strandline.env import Env
 from strandline.location import Blob
-from strandline.parts.encoding import choose_encoding
-from strandline.parts.filters import FILTER_KEYS_MAX, make_filter
-from strandline.parts.footer import MAGIC, Footer, Identity, identity_fields
+from strandline.parts.files.encoding import choose_encoding
+from strandline.parts.files.filters import FILTER_KEYS_MAX, make_filter
+from strandline.parts.files.footer import MAGIC, Footer, Identity, identity_fields
+from strandline.parts.files.verified import ChunkRecorder
 from strandline.parts.hashes import Hashes, key_hashes
 from strandline.parts.keys import KeyCodec, at_least, at_most, locate, separator
 from strandline.parts.plain import int64
 from strandline.parts.rows.adjacent import order_of
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.parts.statistics import StatisticsBuilder
-from strandline.parts.verified import ChunkRecorder
 from strandline.settings import Settings
 from strandline.state.model import Part
 
@@ -342,7 +342,7 @@ class _PartWriter:
         return make_filter(np.concatenate(self._hashes))
 
     def _chunk_table(self, metadata: pq.FileMetaData, pages_end: int) -> bytes:
-        """What goes before Parquet's footer: see `strandline.parts.verified`."""
+        """What goes before Parquet's footer: see `strandline.parts.files.verified`."""
         bounds = _chunk_bounds(metadata)
         if bounds[0] != len(MAGIC) or bounds[-1] != pages_end:
             raise RuntimeError(f"the part {self._key} has bytes that belong to no chunk")
@@ -374,7 +374,7 @@ class _PartWriter:
         }
 
     def _separated(self, rows: pa.Table) -> list[bytes]:
-        """The separator of each row group that begins in `rows`: see `strandline.parts.footer`."""
+        """The separator of each row group that begins in `rows`: see `parts/files/footer.py`."""
         starts = range(0, rows.num_rows, self._group_rows)
         firsts = self._codec.encode_rows(rows, starts)
         lasts = self._codec.encode_rows(rows, [start - 1 for start in starts[1:]])

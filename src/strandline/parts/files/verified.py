@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.errors import Corruption
-from strandline.parts.crc import combined
+from strandline.parts.files.crc import combined
 from strandline.state.model import Part
 
 __all__ = ["Arena", "ChunkRecorder", "Chunks", "Window", "damaged"]

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from strandline.env import Deadline, Env
 from strandline.location import Blob
-from strandline.parts.inline import encode_inline
+from strandline.parts.files.inline import encode_inline
+from strandline.parts.files.write import Identity, write_parts
 from strandline.parts.keys import KeyCodec
 from strandline.parts.rows.adjacent import order_of
 from strandline.parts.rows.conform import conform, to_arrow
 from strandline.parts.rows.merge import last_rows, prepare_batch
 from strandline.parts.rows.sort import is_sorted, sort_stream
 from strandline.parts.schema import DIFF, TableSchema
-from strandline.parts.write import Identity, write_parts
 from strandline.settings import Settings
 from strandline.state.model import Batch, Part
 

@@ -1,6 +1,6 @@
 """Reads parts: only the row groups that a question needs, and nothing that was not verified.
 
-How the bytes of a part are protected is told in `strandline.parts.opened`.
+How the bytes of a part are protected is told in `strandline.parts.files.opened`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from strandline.env import Deadline, Env
 from strandline.location import Blob
+from strandline.parts.files.opened import Decoder, OpenPart, Plan, Run, guarded, state_of_file
+from strandline.parts.files.verified import Arena
 from strandline.parts.keys import KeyCodec, KeyRange
-from strandline.parts.opened import Decoder, OpenPart, Plan, Run, guarded, state_of_file
 from strandline.parts.schema import TableSchema
-from strandline.parts.verified import Arena
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
 from strandline.state.plan import united

@@ -2,7 +2,7 @@
 
 What protects the bytes of a part: `Part.footer_crc` covers everything behind the last page, and is
 verified before any of that is parsed; checksums in there cover all the rest
-(`strandline.parts.verified`).
+(`strandline.parts.files.verified`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pyarrow import types
 from strandline.env import Env
 from strandline.errors import LocationError, StrandlineError
 from strandline.parts.evolve import Mapping
-from strandline.parts.footer import MAGIC, Footer
+from strandline.parts.files.footer import MAGIC, Footer
+from strandline.parts.files.verified import Arena, Chunks, Window, damaged
 from strandline.parts.keys import KeyCodec, clip, places
 from strandline.parts.plain import int64s
 from strandline.parts.schema import TableSchema
-from strandline.parts.verified import Arena, Chunks, Window, damaged
 from strandline.state.model import Interval, Part
 
 __all__ = [

@@ -1,0 +1,1 @@
+"""Parts: Parquet objects, written, opened, checked and read."""
