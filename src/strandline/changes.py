@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from strandline.differences import runs_of, with_keys_of
-from strandline.expressions import Assignments
+from strandline.engine.expressions import Assignments
 from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import DIFF, TableSchema

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.conditions import Condition
+from strandline.engine.conditions import Condition
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UnknownTable
 from strandline.handle import Handle

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from strandline.conditions import compile_where
+from strandline.engine.conditions import compile_where
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UsageError
 from strandline.handle import Handle

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from strandline.conditions import Comparison, Condition, key_ranges
+from strandline.engine.conditions import Comparison, Condition, key_ranges
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, Corruption, Fenced, LocationError
 from strandline.handle import Handle

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from strandline.changes import delete_rows, update_rows
-from strandline.conditions import ArrowCondition, SqlCondition
-from strandline.copying import Rows, columns_named, copied_from, copy_to
-from strandline.engine import (
+from strandline.engine.conditions import ArrowCondition, SqlCondition
+from strandline.engine.copying import Rows, columns_named, copied_from, copy_to
+from strandline.engine.duck import (
     Duck,
     Failures,
     bounded,
@@ -29,15 +29,8 @@ from strandline.engine import (
     refused,
     usage_errors,
 )
-from strandline.env import Deadline
-from strandline.errors import UsageError
-from strandline.expressions import Assignments, Others, quote_columns, sql_types
-from strandline.handle import Handle
-from strandline.parts.schema import TableSchema
-from strandline.reading import Reading, Want, arrow_of, typed
-from strandline.state.commands import Write
-from strandline.state.model import Batch, TableVersion
-from strandline.statements import (
+from strandline.engine.expressions import Assignments, Others, quote_columns, sql_types
+from strandline.engine.statements import (
     Copy,
     Delete,
     Insert,
@@ -46,6 +39,13 @@ from strandline.statements import (
     parse_copy,
     parse_write,
 )
+from strandline.env import Deadline
+from strandline.errors import UsageError
+from strandline.handle import Handle
+from strandline.parts.schema import TableSchema
+from strandline.reading import Reading, Want, arrow_of, typed
+from strandline.state.commands import Write
+from strandline.state.model import Batch, TableVersion
 from strandline.times import Commit
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named

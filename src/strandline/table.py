@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.changes import Selection, delete_keys, delete_rows, overwrite, update_rows
-from strandline.conditions import compile_where
 from strandline.differences import Wanted
+from strandline.engine.conditions import compile_where
+from strandline.engine.exporting import export
+from strandline.engine.expressions import Assignments
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
-from strandline.exporting import export
-from strandline.expressions import Assignments
 from strandline.handle import Handle, limit_of
 from strandline.history import history
 from strandline.inspection import partitions, parts

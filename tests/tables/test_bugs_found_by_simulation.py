@@ -11,7 +11,7 @@ import pytest
 import strandline.txn.apply
 from strandline import proof, writing
 from strandline.database import Database
-from strandline.engine import Failures, instance
+from strandline.engine.duck import Failures, instance
 from strandline.env import Deadline, RealEnv
 from strandline.errors import AsOfTooOld, DeadlineExceeded, TransactionConflict
 from strandline.handle import Handle, Origin

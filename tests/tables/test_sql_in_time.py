@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from strandline.connect import connect
-from strandline.copying import copied_from
 from strandline.database import Database
-from strandline.engine import instance
+from strandline.engine.copying import copied_from
+from strandline.engine.duck import instance
+from strandline.engine.statements import parse_copy
 from strandline.env import Deadline, RealEnv
 from strandline.errors import DeadlineExceeded
 from strandline.reading import typed
-from strandline.statements import parse_copy
 from tests.tables.helpers import QUIET
 
 ENDLESS = "FROM range(1000000000) a, range(1000000000) b WHERE a.range + b.range = 3.5"

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pytest
 
 import strandline
-from strandline import conditions
 from strandline.connect import connect
+from strandline.engine import conditions
 from tests.tables.helpers import QUIET
 
 PACKAGE = Path(strandline.__file__).parent

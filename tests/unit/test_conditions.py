@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strandline import conditions
-from strandline.conditions import (
+from strandline.engine import conditions
+from strandline.engine.conditions import (
     Comparison,
     PlainCondition,
     SqlCondition,
@@ -22,8 +22,8 @@ from strandline.conditions import (
     key_ranges,
     plain_condition,
 )
+from strandline.engine.expressions import quote_columns
 from strandline.errors import UsageError
-from strandline.expressions import quote_columns
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import TableSchema, new_schema
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from strandline.engine.statements import Delete, Insert, Update, names_in, parse_write
 from strandline.errors import UsageError
-from strandline.statements import Delete, Insert, Update, names_in, parse_write
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from strandline.conditions import Comparison
+from strandline.engine.conditions import Comparison
 from strandline.parts.schema import TableSchema
 
 __all__ = ["Pushed", "pushed_of"]

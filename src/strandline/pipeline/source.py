@@ -24,9 +24,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.changes import Selection, overwrite
-from strandline.conditions import Condition, compile_where
 from strandline.connect import connect, decode_marker
 from strandline.database import Database
+from strandline.engine.conditions import Condition, compile_where
 from strandline.env import Deadline
 from strandline.errors import StrandlineError, UsageError
 from strandline.handle import Handle

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from strandline.engine import on_one_thread
+from strandline.engine.duck import on_one_thread
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.retry import RetryingBlob, RetryingConsensus

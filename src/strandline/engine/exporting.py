@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from strandline.engine import instance
+from strandline.engine.duck import instance
 from strandline.errors import LocationError, StrandlineError, UsageError
 
 __all__ = ["FORMATS", "appearing", "check_target", "export", "format_of"]

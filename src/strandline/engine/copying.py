@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from strandline.engine import (
+from strandline.engine.duck import (
     Duck,
     Failures,
     bounded,
@@ -42,13 +42,13 @@ from strandline.engine import (
     tokens,
     usage_errors,
 )
+from strandline.engine.exporting import appearing, check_target, format_of
+from strandline.engine.expressions import sql_types
+from strandline.engine.statements import Copy
 from strandline.env import Deadline
 from strandline.errors import LocationError, SchemaMismatch, StrandlineError, UsageError
-from strandline.exporting import appearing, check_target, format_of
-from strandline.expressions import sql_types
 from strandline.parts.rows.conform import conform
 from strandline.parts.schema import TableSchema
-from strandline.statements import Copy
 
 __all__ = ["Rows", "columns_named", "copied_from", "copy_to"]
 

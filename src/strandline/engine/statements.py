@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from strandline.engine import Token, tokens
+from strandline.engine.duck import Token, tokens
 from strandline.errors import UsageError
 
 __all__ = ["Copy", "Delete", "Insert", "Update", "names_in", "parse_copy", "parse_write"]

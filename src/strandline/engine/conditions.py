@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from strandline.engine import instance
+from strandline.engine.duck import instance
+from strandline.engine.expressions import Others, evaluate, parse_expression, walk
 from strandline.errors import UsageError
-from strandline.expressions import Others, evaluate, parse_expression, walk
 from strandline.parts.keys import KeyRange
 from strandline.parts.keytypes import outside
 from strandline.parts.schema import TableSchema

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from strandline.engine import Duck, Failures, instance, quoted, tokens
+from strandline.engine.duck import Duck, Failures, instance, quoted, tokens
 from strandline.errors import SchemaMismatch, UsageError
 from strandline.parts.schema import TableSchema
 

@@ -1,0 +1,1 @@
+"""DuckDB, shut in: what is asked of it, and what is read without it."""
