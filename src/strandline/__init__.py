@@ -28,10 +28,10 @@ from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql import Relation
-from strandline.staged import Staged
 from strandline.subscription import Change, Subscription, TablesChange, TablesSubscription
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
+from strandline.write.staged import Staged
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from strandline.closing import Closing
-from strandline.ddl import name_of, new_table
 from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.handle import Handle
@@ -20,7 +19,6 @@ from strandline.parts.schema import validate_table_name
 from strandline.reports import status
 from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
-from strandline.staged import Staged, stage
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.subscription import (
@@ -37,7 +35,9 @@ from strandline.txn.sessions import force_ack, sessions
 from strandline.txn.staging import Staging
 from strandline.txn.vacuum import TableVacuum, vacuum_database
 from strandline.usage import usage
-from strandline.writing import WriteOptions, build, commit_writes
+from strandline.write.commit import WriteOptions, build, commit_writes
+from strandline.write.ddl import name_of, new_table
+from strandline.write.staged import Staged, stage
 
 __all__ = ["Database"]
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from strandline.changes import delete_rows, update_rows
 from strandline.engine.conditions import ArrowCondition, SqlCondition
 from strandline.engine.copying import Rows, columns_named, copied_from, copy_to
 from strandline.engine.duck import (
@@ -50,7 +49,8 @@ from strandline.times import Commit
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.txn.view import View, views
-from strandline.writing import Pending, WriteOptions, build, commit_computed, commit_writes
+from strandline.write.commit import Pending, WriteOptions, build, commit_computed, commit_writes
+from strandline.write.edits import delete_rows, update_rows
 
 __all__ = ["Relation", "run_sql"]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.changes import Selection, delete_keys, delete_rows, overwrite, update_rows
 from strandline.differences import Wanted
 from strandline.engine.conditions import compile_where
 from strandline.engine.exporting import export
@@ -30,7 +29,8 @@ from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of
 from strandline.txn.view import View, view_of
-from strandline.writing import Pending, WriteOptions, build, commit_writes, first_commit
+from strandline.write.commit import Pending, WriteOptions, build, commit_writes, first_commit
+from strandline.write.edits import Selection, delete_keys, delete_rows, overwrite, update_rows
 
 __all__ = ["Table", "changes_wanted", "register_attach"]
 

@@ -18,8 +18,6 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 import pyarrow as pa
 
-from strandline.changes import touches, united_batch
-from strandline.ddl import name_of, new_table
 from strandline.env import Deadline, retry_delays
 from strandline.errors import (
     AsOfTooOld,
@@ -31,11 +29,9 @@ from strandline.errors import (
 from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import validate_table_name
-from strandline.proof import proven
 from strandline.query import Scan
 from strandline.reading import typed
 from strandline.sql import run_sql
-from strandline.staged import Staged, new_id
 from strandline.state.commands import Read, Split, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
@@ -47,7 +43,11 @@ from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.txn.view import View, view_at
-from strandline.writing import WriteOptions, commit_writes
+from strandline.write.commit import WriteOptions, commit_writes
+from strandline.write.ddl import name_of, new_table
+from strandline.write.edits import touches, united_batch
+from strandline.write.proof import proven
+from strandline.write.staged import Staged, new_id
 
 __all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable", "transact"]
 

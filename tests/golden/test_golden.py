@@ -35,13 +35,13 @@ from strandline.parts.files.inline import decode_inline, encode_inline
 from strandline.parts.files.write import write_part
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.shard import Batch, SnapshotSplit
-from strandline.staged import Staged
 from strandline.state import codec
 from strandline.state import strandline_pb2 as pb
 from strandline.state.messages import NAMES
 from strandline.state.model import FORMAT, Entry, Part, Reference, TableVersion
 from strandline.state.pages import Page
 from strandline.txn import Txn
+from strandline.write.staged import Staged
 from tests.golden.content import QUIET, content
 from tests.golden.make import SMALL, make
 

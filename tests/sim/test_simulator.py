@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from strandline import writing
 from strandline.env import Deadline
 from strandline.shard.follower import Follower
 from strandline.shard.machine import Machine
@@ -23,6 +22,7 @@ from strandline.testing.simulator import History, failure, main
 from strandline.txn import apply, view
 from strandline.txn.store import Store
 from strandline.txn.txns import Txns
+from strandline.write import commit as writing
 
 Patch = pytest.MonkeyPatch
 

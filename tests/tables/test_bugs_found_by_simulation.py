@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import strandline.txn.apply
-from strandline import proof, writing
 from strandline.database import Database
 from strandline.engine.duck import Failures, instance
 from strandline.env import Deadline, RealEnv
@@ -27,6 +26,8 @@ from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBl
 from strandline.txn import changes, view
 from strandline.txn.apply import apply_table
 from strandline.txn.background import open_store
+from strandline.write import commit as writing
+from strandline.write import proof
 from tests.tables.helpers import apply
 
 COLUMNS = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])

@@ -20,7 +20,7 @@ from strandline.state.commands import Claim, Expire, Output
 from strandline.state.plan import CompactionJob
 from strandline.table import Table
 from strandline.txn.compaction import CompactionReport, compact_table, workshop
-from strandline.writing import commit_writes
+from strandline.write.commit import commit_writes
 from tests.tables.helpers import QUIET, apply
 
 Open = Callable[..., Database]

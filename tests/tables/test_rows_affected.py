@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from strandline.database import Database
-from strandline.staged import Staged
 from strandline.table import Table
 from strandline.times import Commit
 from strandline.transaction import Transaction
+from strandline.write.staged import Staged
 from tests.tables.helpers import apply
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

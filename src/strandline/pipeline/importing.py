@@ -42,7 +42,7 @@ from strandline.state.plan import leaf_at, leaf_bounds
 from strandline.times import Commit
 from strandline.txn.apply import apply_table
 from strandline.txn.properties import property_of
-from strandline.writing import WriteOptions, build, commit_writes, first_commit
+from strandline.write.commit import WriteOptions, build, commit_writes, first_commit
 
 __all__ = ["batch_of", "commit_batch", "import_table", "write_rows"]
 

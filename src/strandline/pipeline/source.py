@@ -23,7 +23,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from strandline.changes import Selection, overwrite
 from strandline.connect import connect, decode_marker
 from strandline.database import Database
 from strandline.engine.conditions import Condition, compile_where
@@ -46,7 +45,8 @@ from strandline.state.model import EVERYTHING, Interval, TableVersion
 from strandline.state.plan import ReadTask, united
 from strandline.times import Micros, parse_as_of
 from strandline.txn.view import view_of
-from strandline.writing import WriteOptions, first_commit
+from strandline.write.commit import WriteOptions, first_commit
+from strandline.write.edits import Selection, overwrite
 
 __all__ = ["StrandlineSource", "split_intervals"]
 

@@ -13,7 +13,6 @@ from random import Random
 from strandline.database import Database
 from strandline.errors import ClockSkew, Fenced, LocationError, UsageError
 from strandline.ids import ObjectKey, new_part_id, session_of
-from strandline.staged import Staged
 from strandline.state.author import is_open
 from strandline.state.model import Entry
 from strandline.testing.actors import Play, close, opened
@@ -22,6 +21,7 @@ from strandline.testing.reference import Put, Row
 from strandline.testing.scheduler import Killed
 from strandline.testing.simulation import Simulation, World
 from strandline.testing.watch import LATEST_MICROS, Broken, Seen
+from strandline.write.staged import Staged
 
 __all__ = ["Litterer", "Sweeper", "check_parts_of_open_sessions"]
 

@@ -13,7 +13,7 @@ from strandline.state.commands import Read, Write
 from strandline.state.model import TableVersion
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
-from strandline.writing import WriteOptions, build
+from strandline.write.commit import WriteOptions, build
 
 __all__ = ["Staged", "new_id", "stage"]
 

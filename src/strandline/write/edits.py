@@ -26,7 +26,7 @@ from strandline.state.commands import Write
 from strandline.state.model import Batch, Interval, TableVersion
 from strandline.times import Commit
 from strandline.txn.view import View
-from strandline.writing import WriteOptions, build, commit_computed, commit_writes
+from strandline.write.commit import WriteOptions, build, commit_computed, commit_writes
 
 __all__ = [
     "Selected",
