@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from strandline.changes.subscription import Change, Subscription, TablesChange, TablesSubscription
 from strandline.connect import connect, open_location
 from strandline.database import Database
 from strandline.errors import (
@@ -28,7 +29,6 @@ from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql import Relation
-from strandline.subscription import Change, Subscription, TablesChange, TablesSubscription
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
 from strandline.write.staged import Staged

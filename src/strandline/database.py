@@ -8,6 +8,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from strandline.changes.subscription import (
+    TablesSubscription,
+    seconds_of,
+    start_of,
+    subscribed_together,
+)
 from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
@@ -21,12 +27,6 @@ from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
-from strandline.subscription import (
-    TablesSubscription,
-    seconds_of,
-    start_of,
-    subscribed_together,
-)
 from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact

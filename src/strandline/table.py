@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.differences import Wanted
+from strandline.changes.differences import Wanted
+from strandline.changes.subscription import Subscription, seconds_of, start_of, subscribed
 from strandline.engine.conditions import compile_where
 from strandline.engine.exporting import export
 from strandline.engine.expressions import Assignments
@@ -24,7 +25,6 @@ from strandline.query import Scan, columns_of, want_of
 from strandline.reading import Reading, Want, anew, typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
-from strandline.subscription import Subscription, seconds_of, start_of, subscribed
 from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from strandline.changes import spans as changes
 from strandline.shard import deleting
 from strandline.state import changes as plan_of_entries
 from strandline.state import committing, decide, garbage
@@ -20,7 +21,6 @@ from strandline.state.model import Entry
 from strandline.state.replay import State
 from strandline.testing.reference import Difference
 from strandline.testing.simulator import History
-from strandline.txn import changes
 from tests.sim.test_simulator import noticed
 
 Patch = pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import strandline.txn.apply
+from strandline.changes import spans as changes
 from strandline.database import Database
 from strandline.engine.duck import Failures, instance
 from strandline.env import Deadline, RealEnv
@@ -23,7 +24,7 @@ from strandline.state.commands import Finish, Read
 from strandline.state.model import EVERYTHING
 from strandline.table import Table
 from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob, FaultyConsensus
-from strandline.txn import changes, view
+from strandline.txn import view
 from strandline.txn.apply import apply_table
 from strandline.txn.background import open_store
 from strandline.write import commit as writing

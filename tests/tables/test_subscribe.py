@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import strandline as sl
-from strandline import subscription, times
+from strandline import times
+from strandline.changes import subscription
 from strandline.database import Database
 from strandline.state.commands import Retain
 from strandline.table import Table

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import subscription
+from strandline.changes import subscription
 from strandline.database import Database
 from strandline.table import Table
 from tests.tables.helpers import READINGS, apply

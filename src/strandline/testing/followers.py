@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline.changes.subscription import Change
 from strandline.database import Database
 from strandline.errors import AsOfTooOld, Fenced, LocationError
-from strandline.subscription import Change
 from strandline.testing.actors import Play, between, close, opened
 from strandline.testing.jobs import COLUMNS, rows_of
 from strandline.testing.reference import Row

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyarrow import types
 
-from strandline.differences import runs_of, with_keys_of
+from strandline.changes.differences import runs_of, with_keys_of
 from strandline.engine.expressions import Assignments
 from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline

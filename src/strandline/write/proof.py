@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from strandline.differences import Difference, Wanted
+from strandline.changes.differences import Difference, Wanted
+from strandline.changes.spans import Asked, look
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, TransactionConflict
 from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.reading import typed
 from strandline.state.commands import Read
-from strandline.txn.changes import Asked, look
 
 __all__ = ["Concerns", "proven"]
 

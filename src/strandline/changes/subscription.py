@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from strandline.changes.differences import Difference, Wanted
+from strandline.changes.spans import Span, Spans, look, too_old
 from strandline.closing import Closing
-from strandline.differences import Difference, Wanted
 from strandline.env import Deadline, given_seconds
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
 from strandline.handle import Handle
@@ -21,7 +22,6 @@ from strandline.parts.schema import TIME, with_times
 from strandline.reading import Reading, Want
 from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of, told
-from strandline.txn.changes import Span, Spans, look, too_old
 from strandline.txn.holds import Place, hold_place
 from strandline.txn.view import View, view_of
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from strandline.changes.spans import Asked, Span, Spans, too_old
 from strandline.engine.conditions import Condition
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UnknownTable
@@ -28,7 +29,6 @@ from strandline.reading import Reading, Want, cuts, intervals_of, typed, united_
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
 from strandline.state.replay import State
-from strandline.txn.changes import Asked, Span, Spans, too_old
 from strandline.txn.view import View, view_at
 
 __all__ = ["Difference", "Wanted", "runs_of", "with_keys_of"]

@@ -1,0 +1,1 @@
+"""What happened in a span of times: read, compared, and given out."""
