@@ -15,7 +15,7 @@ from strandline.errors import AsOfTooOld, UsageError
 from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import with_times
-from strandline.reading import Reading, Want, anew, arrow_of, parts_of, typed, united_tables
+from strandline.read.reading import Reading, Want, anew, arrow_of, parts_of, typed, united_tables
 from strandline.state.model import TableVersion
 from strandline.times import told
 from strandline.txn.view import View

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.handle import Handle
-from strandline.reading import Reading, Want, parts_of
+from strandline.read.reading import Reading, Want, parts_of
 from strandline.state.replay import State
 from strandline.times import datetime_of
 from strandline.txn.view import View, views

@@ -9,7 +9,7 @@ from itertools import pairwise
 from strandline.env import Deadline
 from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, separating
-from strandline.reading import typed
+from strandline.read.reading import typed
 from strandline.state.commands import Split
 from strandline.state.model import Leaf, Reference, TableVersion
 from strandline.state.plan import level_zero

@@ -42,7 +42,7 @@ from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.handle import Handle
 from strandline.parts.schema import TableSchema
-from strandline.reading import Reading, Want, arrow_of, typed
+from strandline.read.reading import Reading, Want, arrow_of, typed
 from strandline.state.commands import Write
 from strandline.state.model import Batch, TableVersion
 from strandline.times import Commit

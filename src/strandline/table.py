@@ -22,7 +22,7 @@ from strandline.history import history
 from strandline.inspection import partitions, parts
 from strandline.parts.keys import KeyRange
 from strandline.query import Scan, columns_of, want_of
-from strandline.reading import Reading, Want, anew, typed
+from strandline.read.reading import Reading, Want, anew, typed
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.times import Commit, datetime_of, parse_as_of

@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 
 from strandline.database import Database
 from strandline.pipeline.compacting import compact
-from strandline.reading import Reading, Want
+from strandline.read.reading import Reading, Want
 from strandline.table import Table
 from strandline.txn.view import view_of
 from tests.spark.helpers import rows

@@ -18,7 +18,7 @@ from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
-from strandline.reading import Reading
+from strandline.read.reading import Reading
 from strandline.settings import Settings
 from strandline.state.commands import Finish, Read
 from strandline.state.model import EVERYTHING

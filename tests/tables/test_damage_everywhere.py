@@ -25,7 +25,7 @@ from strandline.errors import Corruption
 from strandline.ids import MARKER_KEY
 from strandline.parts.files.read import PartReader
 from strandline.parts.schema import TableSchema
-from strandline.reading import Reading, Want, parts_of
+from strandline.read.reading import Reading, Want, parts_of
 from strandline.state.codec import decode_page, decode_record, decode_rollup
 from strandline.state.model import Part
 from strandline.txn.view import view_of

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import strandline.reading
+import strandline.read.reading
 from strandline.connect import connect
 from strandline.database import Database
 from strandline.errors import LocationError
 from strandline.location import BlobMissing
-from strandline.reading import Piece, Reading, Want
+from strandline.read.reading import Piece, Reading, Want
 from strandline.settings import Settings
 from strandline.table import Table
 from tests.tables.helpers import apply, rows
@@ -24,7 +24,7 @@ SMALL = Settings(background=False, row_group_rows=64, part_rows_target=1_000)
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """A database in which tables of some thousand rows have many parts, row groups and pieces."""
-    monkeypatch.setattr(strandline.reading, "_PIECE_ROWS", 300)
+    monkeypatch.setattr(strandline.read.reading, "_PIECE_ROWS", 300)
     with connect(tmp_path, settings=SMALL) as database:
         yield database
 
@@ -78,9 +78,9 @@ def test_pieces_together_are_the_whole(
         if "columns" not in options:
             keys = [(a, b) for a, b, _ in rows(streamed)]
             assert keys == sorted(keys)
-        monkeypatch.setattr(strandline.reading, "_PIECE_ROWS", 1_000_000)
+        monkeypatch.setattr(strandline.read.reading, "_PIECE_ROWS", 1_000_000)
         assert sorted(rows(table.scan(**options).to_arrow())) == sorted(rows(found))
-        monkeypatch.setattr(strandline.reading, "_PIECE_ROWS", 300)
+        monkeypatch.setattr(strandline.read.reading, "_PIECE_ROWS", 300)
     assert sorted(rows(other.scan().to_arrow())) == sorted(rows(table.scan().to_arrow()))
     total = db.sql("SELECT count(*), sum(v) FROM cut").fetchall()
     assert total == db.sql("SELECT count(*), sum(v) FROM whole").fetchall()

@@ -20,7 +20,7 @@ from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ObjectKey, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
-from strandline.reading import Reading
+from strandline.read.reading import Reading
 from strandline.settings import Settings
 from strandline.shard.machine import Machine, _may_be_named
 from strandline.state.codec import decode_receipt, decode_record, decode_rollup

@@ -25,7 +25,7 @@ from strandline.parts.plain import bools, int64s, numbers_of
 from strandline.parts.rows.merge import Source
 from strandline.parts.rows.updates import OLD, OP, first_of_each, happened, netted, updates_in
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.reading import Reading, Want, cuts, intervals_of, typed, united_tables
+from strandline.read.reading import Reading, Want, cuts, intervals_of, typed, united_tables
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
 from strandline.state.replay import State

@@ -19,7 +19,7 @@ from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import TIME, with_times
-from strandline.reading import Reading, Want
+from strandline.read.reading import Reading, Want
 from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of, told
 from strandline.txn.holds import Place, hold_place

@@ -39,7 +39,7 @@ from strandline.pipeline.pushed import Pushed, pushed_of
 from strandline.pipeline.ranges import halving_points
 from strandline.pipeline.site import PATIENCE_SECONDS, Site, handle_of
 from strandline.query import columns_of
-from strandline.reading import Reading, Want, parts_of, typed
+from strandline.read.reading import Reading, Want, parts_of, typed
 from strandline.state.codec import encode_batch
 from strandline.state.model import EVERYTHING, Interval, TableVersion
 from strandline.state.plan import ReadTask, united

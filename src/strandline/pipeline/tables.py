@@ -25,7 +25,7 @@ from strandline.pipeline.frames import arrow_for_spark, quoted, spark_schema
 from strandline.pipeline.site import PATIENCE_SECONDS, Site, handle_of
 from strandline.pipeline.source import StrandlineSource, reading_of, split_intervals
 from strandline.pipeline.verifying import verify_parts
-from strandline.reading import Reading, Want, parts_of
+from strandline.read.reading import Reading, Want, parts_of
 from strandline.state.model import Interval, Part, TableVersion
 from strandline.state.plan import ReadTask, united
 from strandline.times import parse_as_of

@@ -16,7 +16,7 @@ from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, Us
 from strandline.handle import Handle
 from strandline.history import commit_at
 from strandline.parts.files.batch import build_batch
-from strandline.reading import anew, typed
+from strandline.read.reading import anew, typed
 from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
 from strandline.state.plan import leaf_bounds, united

@@ -21,7 +21,7 @@ from strandline.engine.expressions import Assignments
 from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import DIFF, TableSchema
-from strandline.reading import Reading, Want, typed
+from strandline.read.reading import Reading, Want, typed
 from strandline.state.commands import Write
 from strandline.state.model import Batch, Interval, TableVersion
 from strandline.times import Commit

@@ -17,7 +17,7 @@ from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, TransactionConflict
 from strandline.handle import Handle
 from strandline.location import BlobMissing
-from strandline.reading import typed
+from strandline.read.reading import typed
 from strandline.state.commands import Read
 
 __all__ = ["Concerns", "proven"]
