@@ -19,10 +19,12 @@ from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.handle import Handle
 from strandline.history import history
-from strandline.inspection import inspect, planned, shards
 from strandline.maintenance import CompactionReport, compact
 from strandline.parts.schema import validate_table_name
-from strandline.reports import status
+from strandline.reports.sessions import force_ack, sessions
+from strandline.reports.status import status
+from strandline.reports.storage import inspect, planned, shards
+from strandline.reports.usage import usage
 from strandline.splitting import SplitReport, split
 from strandline.sql import run_sql
 from strandline.state.commands import Split, TableChange, Write
@@ -31,10 +33,8 @@ from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact
 from strandline.txn.prune import TablePrune, prune_tables
-from strandline.txn.sessions import force_ack, sessions
 from strandline.txn.staging import Staging
 from strandline.txn.vacuum import TableVacuum, vacuum_database
-from strandline.usage import usage
 from strandline.write.commit import WriteOptions, build, commit_writes
 from strandline.write.ddl import name_of, new_table
 from strandline.write.staged import Staged, stage

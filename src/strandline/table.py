@@ -19,10 +19,10 @@ from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
 from strandline.handle import Handle, limit_of
 from strandline.history import history
-from strandline.inspection import partitions, parts
 from strandline.parts.keys import KeyRange
 from strandline.query import Scan, columns_of, want_of
 from strandline.read.reading import Reading, Want, anew, typed
+from strandline.reports.storage import partitions, parts
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.times import Commit, datetime_of, parse_as_of

@@ -114,7 +114,7 @@ def test_status_tells_rows_that_are_there_and_updates_that_are_stored(
 def test_status_does_not_read_much_unless_asked(
     db: Database, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.reports._READ_MAX", 3)
+    monkeypatch.setattr("strandline.reports.status._READ_MAX", 3)
     assert db.status()["rows"].to_pylist() == [3]  # of one commit it is known
     table.update({"v": "7"}, "k = 1")
     assert db.status()["rows"].to_pylist() == [None]

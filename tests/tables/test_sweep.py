@@ -598,7 +598,7 @@ def test_one_that_was_forced_out_and_lives_goes_on(
 
 
 def test_a_session_in_the_state_is_what_the_report_is_made_of() -> None:
-    from strandline.txn.sessions import state_of
+    from strandline.reports.sessions import state_of
 
     one = Session(1, 1)
     assert state_of(one) == "open"
