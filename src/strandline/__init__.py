@@ -28,7 +28,7 @@ from strandline.location import Location
 from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
-from strandline.sql import Relation
+from strandline.sql.run import Relation
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
 from strandline.write.staged import Staged

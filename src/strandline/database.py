@@ -26,7 +26,7 @@ from strandline.reports.status import status
 from strandline.reports.storage import inspect, planned, shards
 from strandline.reports.usage import usage
 from strandline.splitting import SplitReport, split
-from strandline.sql import run_sql
+from strandline.sql.run import run_sql
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.table import Table, changes_wanted

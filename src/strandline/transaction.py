@@ -31,7 +31,7 @@ from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import validate_table_name
 from strandline.query import Scan
 from strandline.read.reading import typed
-from strandline.sql import run_sql
+from strandline.sql.run import run_sql
 from strandline.state.commands import Read, Split, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
