@@ -68,7 +68,7 @@ class Merges:
 
     def counted(self) -> Any:
         """Counts while the context lasts."""
-        from strandline.txn import compaction
+        from strandline.upkeep import compaction
 
         small, sinking = compaction._small_merge, compaction._sinking  # noqa: SLF001
 

@@ -33,8 +33,8 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.settings import Settings
 from strandline.state.model import FORMAT
-from strandline.txn.background import open_store
 from strandline.txn.store import Store
+from strandline.upkeep.background import open_store
 
 __all__ = [
     "LOG_FILE",

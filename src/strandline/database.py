@@ -25,16 +25,16 @@ from strandline.reports.sessions import force_ack, sessions
 from strandline.reports.status import status
 from strandline.reports.storage import inspect, planned, shards
 from strandline.reports.usage import usage
-from strandline.splitting import SplitReport, split
 from strandline.sql.run import run_sql
 from strandline.state.commands import Split, TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact
-from strandline.txn.prune import TablePrune, prune_tables
 from strandline.txn.staging import Staging
-from strandline.txn.vacuum import TableVacuum, vacuum_database
+from strandline.upkeep.prune import TablePrune, prune_tables
+from strandline.upkeep.splitting import SplitReport, split
+from strandline.upkeep.vacuum import TableVacuum, vacuum_database
 from strandline.write.commit import WriteOptions, build, commit_writes
 from strandline.write.ddl import name_of, new_table
 from strandline.write.staged import Staged, stage

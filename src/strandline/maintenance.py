@@ -10,9 +10,9 @@ from strandline.errors import UsageError
 from strandline.handle import Handle
 from strandline.state.model import TableVersion
 from strandline.state.plan import STRATEGIES
-from strandline.txn.compaction import CompactionReport, JobRunner, Progress, compact_table
 from strandline.txn.properties import property_of
 from strandline.txn.store import Store
+from strandline.upkeep.compaction import CompactionReport, JobRunner, Progress, compact_table
 
 __all__ = ["CompactionReport", "RunnerFactory", "compact", "register_engine"]
 

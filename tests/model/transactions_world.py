@@ -40,8 +40,8 @@ from strandline.testing.faults import (
     FaultyConsensus,
 )
 from strandline.testing.watch import Guarded, GuardedLogs, Seen, Watch
-from strandline.txn.background import open_store
 from strandline.txn.store import Store
+from strandline.upkeep.background import open_store
 from tests.model.transactions_model import (
     Asked,
     Model,

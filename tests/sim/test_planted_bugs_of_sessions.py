@@ -21,8 +21,8 @@ from strandline.state.commands import Attach
 from strandline.state.model import Meta
 from strandline.state.replay import State
 from strandline.testing.simulator import History
-from strandline.txn import compaction, sweep, vacuum
 from strandline.txn.store import Store
+from strandline.upkeep import compaction, sweep, vacuum
 
 Patch = pytest.MonkeyPatch
 

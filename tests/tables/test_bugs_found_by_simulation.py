@@ -26,7 +26,7 @@ from strandline.table import Table
 from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob, FaultyConsensus
 from strandline.txn import view
 from strandline.txn.apply import apply_table
-from strandline.txn.background import open_store
+from strandline.upkeep.background import open_store
 from strandline.write import commit as writing
 from strandline.write import proof
 from tests.tables.helpers import apply

@@ -18,7 +18,7 @@ import pytest
 import strandline as sl
 from strandline.env import RealEnv
 from strandline.testing.faults import FAIL_AFTER, Call, Fault, Faults, FaultyBlob, FaultyConsensus
-from strandline.txn.background import open_store
+from strandline.upkeep.background import open_store
 from tests.tables.helpers import QUIET, apply
 
 Open = Callable[..., sl.Database]

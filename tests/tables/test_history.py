@@ -19,7 +19,7 @@ from strandline.state.model import Reference, TableKind
 from strandline.state.plan import CompactionJob
 from strandline.table import Table
 from strandline.times import Micros
-from strandline.txn.compaction import workshop
+from strandline.upkeep.compaction import workshop
 from tests.tables.helpers import apply, rows
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("text", pa.string())])

@@ -19,7 +19,7 @@ from strandline.shard.merging import run_job
 from strandline.state.commands import Claim, Expire, Output
 from strandline.state.plan import CompactionJob
 from strandline.table import Table
-from strandline.txn.compaction import CompactionReport, compact_table, workshop
+from strandline.upkeep.compaction import CompactionReport, compact_table, workshop
 from strandline.write.commit import commit_writes
 from tests.tables.helpers import QUIET, apply
 

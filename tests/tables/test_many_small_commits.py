@@ -11,7 +11,7 @@ import strandline as sl
 from strandline.handle import Handle
 from strandline.state.plan import level_zero
 from strandline.txn.apply import Applied
-from strandline.txn.background import Background
+from strandline.upkeep.background import Background
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.string())])
 COMMITS = 3_000
@@ -125,8 +125,8 @@ def test_what_is_to_be_applied_goes_before_the_next_bite_of_merging(
                 upkeep._due["second"] = None  # a commit comes meanwhile
             return frozenset({lower} if len(done) < 4 else ())
 
-        monkeypatch.setattr("strandline.txn.background.apply_table", apply)
-        monkeypatch.setattr("strandline.txn.background.shorten", bite)
+        monkeypatch.setattr("strandline.upkeep.background.apply_table", apply)
+        monkeypatch.setattr("strandline.upkeep.background.shorten", bite)
         upkeep._due["first"] = None
         upkeep._run()
     assert done[0] == "apply first"

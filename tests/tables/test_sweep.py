@@ -29,9 +29,9 @@ from strandline.testing.faults import (
     FaultyBlob,
     FaultyConsensus,
 )
-from strandline.txn.background import open_store
 from strandline.txn.store import Store
-from strandline.txn.sweep import Sweep, sweep
+from strandline.upkeep.background import open_store
+from strandline.upkeep.sweep import Sweep, sweep
 from tests.tables.helpers import QUIET, apply
 
 Open = Callable[..., sl.Database]

@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.location.local.blob import TEMPORARY_DIRECTORY
 from strandline.settings import Settings
 from strandline.shard import new_shard_id, open_shard, vacuum_shard
-from strandline.txn.vacuum import UNFINISHED
+from strandline.upkeep.vacuum import UNFINISHED
 
 HOUR = 3_600.0
 NAME = "17-4711-00ff00ff00ff00ff.tmp"

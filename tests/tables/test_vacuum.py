@@ -40,8 +40,8 @@ from strandline.testing.faults import (
     FaultyConsensus,
 )
 from strandline.times import told
-from strandline.txn.background import open_store
-from strandline.txn.vacuum import TXNS
+from strandline.upkeep.background import open_store
+from strandline.upkeep.vacuum import TXNS
 from tests.tables.helpers import apply
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -131,7 +131,7 @@ def _never(_: Origin) -> Any:
 def _paged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small states are kept in pages too, so that pages come and go."""
     monkeypatch.setattr("strandline.shard.rollup.INLINE_BYTES_MAX", 500)
-    monkeypatch.setattr("strandline.txn.vacuum.HISTORY_RECORDS", 0)
+    monkeypatch.setattr("strandline.upkeep.vacuum.HISTORY_RECORDS", 0)
 
 
 @pytest.fixture(name="world")
@@ -351,7 +351,7 @@ def test_usage_counts_every_object_once_and_tells_what_is_unknown(world: World) 
 def test_the_history_of_commits_stays_for_as_many_records_as_promised(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.txn.vacuum.HISTORY_RECORDS", 20)
+    monkeypatch.setattr("strandline.upkeep.vacuum.HISTORY_RECORDS", 20)
     db = world.open()
     table = db.create_table("t", SCHEMA, row_keys="k", properties=NOW)
     for number in range(60):

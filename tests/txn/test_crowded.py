@@ -14,8 +14,8 @@ import strandline as sl
 from strandline.database import Database
 from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.processes import in_processes, side_by_side
-from strandline.txn import background
 from strandline.txn.apply import apply_table
+from strandline.upkeep import background
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 SETTINGS = sl.Settings(background=False)

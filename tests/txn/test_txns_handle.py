@@ -43,7 +43,7 @@ from strandline.state.model import Batch
 from strandline.testing.faults import LOST, Call, Fault
 from strandline.times import TIME_MAX
 from strandline.txn import Committed, Txn, TxnsHandle
-from strandline.txn.sweep import sweep
+from strandline.upkeep.sweep import sweep
 from tests.shard.helpers import QUIET, WORDS, Meddling, listed, planned, updates
 from tests.tables.helpers import apply
 from tests.txn.helpers import (

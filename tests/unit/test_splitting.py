@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.splitting import choose_points
+from strandline.upkeep.splitting import choose_points
 
 
 def points(keys: list[str], rows_max: int) -> list[str]:

@@ -28,8 +28,8 @@ from strandline.shard.merging import run_job
 from strandline.state.commands import Output
 from strandline.state.model import TableVersion
 from strandline.state.plan import CompactionJob
-from strandline.txn.compaction import JobRunner
 from strandline.txn.store import Store
+from strandline.upkeep.compaction import JobRunner
 
 __all__ = ["SparkRunner", "compact", "runner"]
 

@@ -16,7 +16,7 @@ from strandline.state.commands import Acknowledge, Expire
 from strandline.state.model import Holder, Session
 from strandline.times import datetime_of
 from strandline.txn.store import Store
-from strandline.txn.sweep import Registered, all_machines, listed_of, needed_of, registered
+from strandline.upkeep.sweep import Registered, all_machines, listed_of, needed_of, registered
 
 __all__ = ["SESSIONS", "force_ack", "sessions"]
 

@@ -358,7 +358,7 @@ class Machine:
         """Says of sessions that others ended that nothing is written under them any more.
 
         SUBTLE: it may be that another thread is still writing an object under one; its command
-        will be refused. A sweep that finds something new comes again (`txn/sweep.py`).
+        will be refused. A sweep that finds something new comes again (`upkeep/sweep.py`).
         """
         while self._orphans and not self._location.read_only:
             session = self._orphans[0]

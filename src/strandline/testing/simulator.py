@@ -47,9 +47,9 @@ from strandline.testing.transactors import Transactor
 from strandline.testing.watch import Broken, Seen
 from strandline.times import Micros
 from strandline.txn.apply import apply_table
-from strandline.txn.background import open_store
 from strandline.txn.properties import PROPERTIES, duration_micros
 from strandline.txn.store import Store
+from strandline.upkeep.background import open_store
 
 __all__ = ["DATABASE", "TXNS", "History", "failure", "main", "story"]
 

@@ -53,7 +53,7 @@ class Upkeep(Protocol):
 class Store:
     """Everything that one handle on a database shares. Thread-safe; never crosses a fork.
 
-    `strandline.txn.background.open_store` makes one whose `background` works.
+    `strandline.upkeep.background.open_store` makes one whose `background` works.
     """
 
     background: Upkeep

@@ -13,8 +13,8 @@ from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.settings import Settings
 from strandline.txn.apply import apply_table
-from strandline.txn.compaction import shorten
 from strandline.txn.store import Store
+from strandline.upkeep.compaction import shorten
 
 __all__ = ["Background", "open_store"]
 

@@ -14,10 +14,10 @@ from strandline.state.model import TableVersion
 from strandline.state.replay import State
 from strandline.times import told
 from strandline.txn.apply import apply_table
-from strandline.txn.compaction import compact_table
 from strandline.txn.store import Store
 from strandline.txn.txns import named
-from strandline.txn.vacuum import vacuum_database
+from strandline.upkeep.compaction import compact_table
+from strandline.upkeep.vacuum import vacuum_database
 
 __all__ = ["TablePrune", "prune_tables"]
 

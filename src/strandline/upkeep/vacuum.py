@@ -21,7 +21,7 @@ from strandline.state.replay import State
 from strandline.txn.apply import apply_table
 from strandline.txn.properties import PROPERTIES, duration_micros, property_of
 from strandline.txn.store import Store
-from strandline.txn.sweep import sweep
+from strandline.upkeep.sweep import sweep
 
 __all__ = ["SESSIONS", "TXNS", "UNFINISHED", "TableVacuum", "vacuum_database"]
 
