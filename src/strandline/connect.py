@@ -18,7 +18,6 @@ from urllib.parse import unquote, urlsplit
 from strandline.database import Database
 from strandline.env import Deadline, Env, RealEnv, given_seconds
 from strandline.errors import Corruption, LocationError, StrandlineError, UsageError
-from strandline.handle import Handle, Origin
 from strandline.ids import (
     MARKER_KEY,
     DatabaseId,
@@ -33,6 +32,7 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.settings import Settings
 from strandline.state.model import FORMAT
+from strandline.txn.handle import Handle, Origin
 from strandline.txn.store import Store
 from strandline.upkeep.background import open_store
 

@@ -17,8 +17,6 @@ from strandline.changes.subscription import (
 from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
-from strandline.handle import Handle
-from strandline.history import history
 from strandline.maintenance import CompactionReport, compact
 from strandline.parts.schema import validate_table_name
 from strandline.reports.sessions import force_ack, sessions
@@ -31,6 +29,8 @@ from strandline.state.model import TableVersion
 from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact
+from strandline.txn.handle import Handle
+from strandline.txn.history import history
 from strandline.txn.staging import Staging
 from strandline.upkeep.prune import TablePrune, prune_tables
 from strandline.upkeep.splitting import SplitReport, split

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from strandline.errors import UsageError
-from strandline.handle import Handle
 from strandline.ids import SessionId
 from strandline.state.commands import Attach, Release
 from strandline.state.model import Holder, TableVersion
 from strandline.table import Table, register_attach
 from strandline.times import Commit
 from strandline.transaction import Transaction
+from strandline.txn.handle import Handle
 
 __all__ = ["Lease", "attach"]
 

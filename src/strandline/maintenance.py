@@ -7,9 +7,9 @@ from typing import Any
 
 from strandline.env import Deadline
 from strandline.errors import UsageError
-from strandline.handle import Handle
 from strandline.state.model import TableVersion
 from strandline.state.plan import STRATEGIES
+from strandline.txn.handle import Handle
 from strandline.txn.properties import property_of
 from strandline.txn.store import Store
 from strandline.upkeep.compaction import CompactionReport, JobRunner, Progress, compact_table

@@ -12,12 +12,12 @@ import pyarrow as pa
 from strandline.engine.conditions import compile_where
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UsageError
-from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import with_times
 from strandline.read.reading import Reading, Want, anew, arrow_of, parts_of, typed, united_tables
 from strandline.state.model import TableVersion
 from strandline.times import told
+from strandline.txn.handle import Handle
 from strandline.txn.view import View
 
 __all__ = ["Explanation", "Scan", "columns_of", "want_of"]

@@ -17,8 +17,6 @@ from strandline.engine.exporting import export
 from strandline.engine.expressions import Assignments
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
-from strandline.handle import Handle, limit_of
-from strandline.history import history
 from strandline.parts.keys import KeyRange
 from strandline.query import Scan, columns_of, want_of
 from strandline.read.reading import Reading, Want, anew, typed
@@ -26,6 +24,8 @@ from strandline.reports.storage import partitions, parts
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
 from strandline.times import Commit, datetime_of, parse_as_of
+from strandline.txn.handle import Handle, limit_of
+from strandline.txn.history import history
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, check_properties, property_of
 from strandline.txn.view import View, view_of

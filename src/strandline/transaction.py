@@ -26,7 +26,6 @@ from strandline.errors import (
     UnknownTable,
     UsageError,
 )
-from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import validate_table_name
 from strandline.query import Scan
@@ -39,6 +38,7 @@ from strandline.state.replay import State
 from strandline.state.tokens import token_of
 from strandline.table import Table
 from strandline.times import Commit, told
+from strandline.txn.handle import Handle
 from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named

@@ -22,7 +22,6 @@ from strandline.errors import (
     LocationError,
     StrandlineError,
 )
-from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ShardId, session_of
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
@@ -40,6 +39,7 @@ from strandline.testing.faults import (
     FaultyConsensus,
 )
 from strandline.testing.watch import Guarded, GuardedLogs, Seen, Watch
+from strandline.txn.handle import Handle, Origin
 from strandline.txn.store import Store
 from strandline.upkeep.background import open_store
 from tests.model.transactions_model import (

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline, decode_together, encode_inline
 from strandline.parts.schema import new_schema
 from strandline.state.model import Batch, Entry
 from strandline.txn.apply import apply_table
+from strandline.txn.handle import Handle
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.string())])
 COMMITS = 150

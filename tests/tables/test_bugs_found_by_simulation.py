@@ -14,7 +14,6 @@ from strandline.database import Database
 from strandline.engine.duck import Failures, instance
 from strandline.env import Deadline, RealEnv
 from strandline.errors import AsOfTooOld, DeadlineExceeded, TransactionConflict
-from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
@@ -26,6 +25,7 @@ from strandline.table import Table
 from strandline.testing.faults import FAIL_BEFORE, Call, Fault, Faults, FaultyBlob, FaultyConsensus
 from strandline.txn import view
 from strandline.txn.apply import apply_table
+from strandline.txn.handle import Handle, Origin
 from strandline.upkeep.background import open_store
 from strandline.write import commit as writing
 from strandline.write import proof

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.handle import Handle
 from strandline.state.plan import level_zero
 from strandline.txn.apply import Applied
+from strandline.txn.handle import Handle
 from strandline.upkeep.background import Background
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.string())])

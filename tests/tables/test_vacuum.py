@@ -16,7 +16,6 @@ import pytest
 from strandline.database import Database
 from strandline.env import RealEnv
 from strandline.errors import AsOfTooOld, LocationError, StrandlineError, UnknownTable, UsageError
-from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ObjectKey, ShardId
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
@@ -40,6 +39,7 @@ from strandline.testing.faults import (
     FaultyConsensus,
 )
 from strandline.times import told
+from strandline.txn.handle import Handle, Origin
 from strandline.upkeep.background import open_store
 from strandline.upkeep.vacuum import TXNS
 from tests.tables.helpers import apply

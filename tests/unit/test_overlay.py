@@ -4,11 +4,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.overlay import Overlay
 from strandline.parts.files.inline import encode_inline
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import new_schema
 from strandline.state.model import Batch, Entry, Interval
+from strandline.txn.overlay import Overlay
 
 KEYS = st.binary(max_size=3)
 BOUNDS = st.tuples(KEYS, KEYS).map(sorted)

@@ -19,7 +19,6 @@ from strandline.changes.spans import Asked, Span, Spans, too_old
 from strandline.engine.conditions import Condition
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UnknownTable
-from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.plain import bools, int64s, numbers_of
 from strandline.parts.rows.merge import Source
@@ -29,6 +28,7 @@ from strandline.read.reading import Reading, Want, cuts, intervals_of, typed, un
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
 from strandline.state.replay import State
+from strandline.txn.handle import Handle
 from strandline.txn.view import View, view_at
 
 __all__ = ["Difference", "Wanted", "runs_of", "with_keys_of"]

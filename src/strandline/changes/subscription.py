@@ -15,13 +15,13 @@ from strandline.changes.spans import Span, Spans, look, too_old
 from strandline.closing import Closing
 from strandline.env import Deadline, given_seconds
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
-from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import TIME, with_times
 from strandline.read.reading import Reading, Want
 from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of, told
+from strandline.txn.handle import Handle
 from strandline.txn.holds import Place, hold_place
 from strandline.txn.view import View, view_of
 

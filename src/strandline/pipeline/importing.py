@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import LocationError, UsageError
-from strandline.handle import Handle
 from strandline.parts.files.write import write_parts
 from strandline.parts.keys import KeyCodec
 from strandline.parts.rows.conform import conform
@@ -41,6 +40,7 @@ from strandline.state.model import Batch, Part, TableVersion
 from strandline.state.plan import leaf_at, leaf_bounds
 from strandline.times import Commit
 from strandline.txn.apply import apply_table
+from strandline.txn.handle import Handle
 from strandline.txn.properties import property_of
 from strandline.write.commit import WriteOptions, build, commit_writes, first_commit
 

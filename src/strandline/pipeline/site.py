@@ -16,7 +16,6 @@ from strandline.connect import open_blob
 from strandline.database import Database
 from strandline.env import RealEnv
 from strandline.errors import Corruption, SchemaMismatch, StrandlineError, UsageError
-from strandline.handle import Handle
 from strandline.ids import ObjectKey, SessionId, ShardId, new_part_id
 from strandline.location import Blob
 from strandline.parts.files.footer import Identity
@@ -24,6 +23,7 @@ from strandline.parts.files.read import PartReader
 from strandline.settings import Settings
 from strandline.shard.merging import Workshop
 from strandline.state.model import TableVersion
+from strandline.txn.handle import Handle
 from strandline.txn.store import Store
 
 __all__ = [

@@ -28,7 +28,6 @@ from strandline.database import Database
 from strandline.engine.conditions import Condition, compile_where
 from strandline.env import Deadline
 from strandline.errors import StrandlineError, UsageError
-from strandline.handle import Handle
 from strandline.ids import MARKER_KEY, SessionId
 from strandline.location import BlobMissing
 from strandline.parts.keys import KeyCodec, KeyRange
@@ -44,6 +43,7 @@ from strandline.state.codec import encode_batch
 from strandline.state.model import EVERYTHING, Interval, TableVersion
 from strandline.state.plan import ReadTask, united
 from strandline.times import Micros, parse_as_of
+from strandline.txn.handle import Handle
 from strandline.txn.view import view_of
 from strandline.write.commit import WriteOptions, first_commit
 from strandline.write.edits import Selection, overwrite

@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import LocationError
-from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.parts.schema import DIFF
 from strandline.pipeline.frames import arrow_for_spark, quoted, spark_schema
@@ -29,6 +28,7 @@ from strandline.read.reading import Reading, Want, parts_of
 from strandline.state.model import Interval, Part, TableVersion
 from strandline.state.plan import ReadTask, united
 from strandline.times import parse_as_of
+from strandline.txn.handle import Handle
 from strandline.txn.view import views as views_of
 
 __all__ = ["register", "table", "views"]

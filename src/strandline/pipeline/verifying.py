@@ -17,7 +17,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from strandline.env import Deadline
-from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.parts.files.opened import FileState
 from strandline.pipeline.site import (
@@ -30,6 +29,7 @@ from strandline.pipeline.site import (
 )
 from strandline.pipeline.watching import watched
 from strandline.state.model import Part
+from strandline.txn.handle import Handle
 
 __all__ = ["verify_parts"]
 

@@ -17,10 +17,8 @@ import pyarrow as pa
 from strandline.engine.conditions import Comparison, Condition, key_ranges
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, Corruption, Fenced, LocationError
-from strandline.handle import Handle
 from strandline.ids import session_of
 from strandline.location import BlobMissing
-from strandline.overlay import Block
 from strandline.parts.files.filters import Probes, probes_of
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.rows.merge import Source, merge_read, newest_time, visible
@@ -30,6 +28,8 @@ from strandline.parts.statistics import may_match
 from strandline.shard.follower import StateRetired
 from strandline.state.model import EVERYTHING, Entry, Interval, Part, TableKind, TableVersion
 from strandline.state.plan import ReadTask, plan_read, united
+from strandline.txn.handle import Handle
+from strandline.txn.overlay import Block
 from strandline.txn.view import View, view_of
 
 __all__ = [

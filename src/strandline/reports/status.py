@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.env import Deadline
-from strandline.handle import Handle
 from strandline.read.reading import Reading, Want, parts_of
 from strandline.state.replay import State
 from strandline.times import datetime_of
+from strandline.txn.handle import Handle
 from strandline.txn.view import View, views
 
 __all__ = ["STATUS", "status"]

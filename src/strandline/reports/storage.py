@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.errors import UsageError
-from strandline.handle import Handle, limit_of
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.files.read import PartReader
 from strandline.parts.keys import KeyCodec, clip
@@ -42,6 +41,7 @@ from strandline.state.plan import (
 )
 from strandline.state.replay import State, replay
 from strandline.times import datetime_of
+from strandline.txn.handle import Handle, limit_of
 from strandline.txn.properties import property_of
 from strandline.txn.view import View, view_of, views
 

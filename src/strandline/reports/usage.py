@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.errors import Corruption, UsageError
-from strandline.handle import Handle
 from strandline.ids import MARKER_KEY, MilestoneKey, ObjectKey
 from strandline.location import BlobMissing
 from strandline.shard.machine import Machine
@@ -22,6 +21,7 @@ from strandline.state.garbage import plan_vacuum
 from strandline.state.model import Entry, TableVersion
 from strandline.state.pages import Page
 from strandline.state.replay import State
+from strandline.txn.handle import Handle
 from strandline.txn.properties import PROPERTIES, duration_micros, property_of
 from strandline.txn.store import Store
 

@@ -40,12 +40,12 @@ from strandline.engine.statements import (
 )
 from strandline.env import Deadline
 from strandline.errors import UsageError
-from strandline.handle import Handle
 from strandline.parts.schema import TableSchema
 from strandline.read.reading import Reading, Want, arrow_of, typed
 from strandline.state.commands import Write
 from strandline.state.model import Batch, TableVersion
 from strandline.times import Commit
+from strandline.txn.handle import Handle
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.txn.view import View, views

@@ -24,7 +24,6 @@ from multiprocessing import get_context
 from random import Random
 
 from strandline.database import Database
-from strandline.handle import Handle, Origin
 from strandline.ids import DatabaseId, ShardId, session_of
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
@@ -47,6 +46,7 @@ from strandline.testing.transactors import Transactor
 from strandline.testing.watch import Broken, Seen
 from strandline.times import Micros
 from strandline.txn.apply import apply_table
+from strandline.txn.handle import Handle, Origin
 from strandline.txn.properties import PROPERTIES, duration_micros
 from strandline.txn.store import Store
 from strandline.upkeep.background import open_store

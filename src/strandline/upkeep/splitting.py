@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from strandline.env import Deadline
-from strandline.handle import Handle
 from strandline.parts.keys import KeyCodec, separating
 from strandline.read.reading import typed
 from strandline.state.commands import Split
@@ -15,6 +14,7 @@ from strandline.state.model import Leaf, Reference, TableVersion
 from strandline.state.plan import level_zero
 from strandline.state.replay import State
 from strandline.txn.apply import apply_table
+from strandline.txn.handle import Handle
 from strandline.txn.properties import property_of
 from strandline.txn.store import Store
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, UsageError
-from strandline.handle import Handle
-from strandline.history import commit_at
 from strandline.parts.files.batch import build_batch
 from strandline.read.reading import anew, typed
 from strandline.state.commands import Read, TableChange, Write
@@ -22,6 +20,8 @@ from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
 from strandline.state.plan import leaf_bounds, united
 from strandline.state.tokens import token_of
 from strandline.times import Commit
+from strandline.txn.handle import Handle
+from strandline.txn.history import commit_at
 from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
 from strandline.txn.store import Store

@@ -18,13 +18,13 @@ from pyarrow import types
 
 from strandline.changes.differences import runs_of, with_keys_of
 from strandline.engine.expressions import Assignments
-from strandline.handle import Handle
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import DIFF, TableSchema
 from strandline.read.reading import Reading, Want, typed
 from strandline.state.commands import Write
 from strandline.state.model import Batch, Interval, TableVersion
 from strandline.times import Commit
+from strandline.txn.handle import Handle
 from strandline.txn.view import View
 from strandline.write.commit import WriteOptions, build, commit_computed, commit_writes
 

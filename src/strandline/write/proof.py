@@ -15,10 +15,10 @@ from strandline.changes.differences import Difference, Wanted
 from strandline.changes.spans import Asked, look
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, TransactionConflict
-from strandline.handle import Handle
 from strandline.location import BlobMissing
 from strandline.read.reading import typed
 from strandline.state.commands import Read
+from strandline.txn.handle import Handle
 
 __all__ = ["Concerns", "proven"]
 

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from strandline.env import given_seconds
 from strandline.errors import UsageError
-from strandline.handle import Handle
 from strandline.state.codec import decode_staged, encode_staged
 from strandline.state.commands import Read, Write
 from strandline.state.model import TableVersion
+from strandline.txn.handle import Handle
 from strandline.txn.staging import Staging
 from strandline.txn.txns import named
 from strandline.write.commit import WriteOptions, build

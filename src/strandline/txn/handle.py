@@ -16,9 +16,9 @@ from typing import Any
 
 from strandline.env import Deadline, given_seconds
 from strandline.errors import UsageError
-from strandline.overlay import Overlay
 from strandline.settings import Settings
 from strandline.times import whole
+from strandline.txn.overlay import Overlay
 from strandline.txn.store import Store
 
 __all__ = ["Handle", "Origin", "limit_of"]

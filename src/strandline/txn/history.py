@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.errors import UnknownTable
-from strandline.handle import limit_of
 from strandline.shard.chain import verified
 from strandline.shard.patience import reading
 from strandline.state.codec import LogRecord
 from strandline.state.model import TableVersion
 from strandline.state.replay import State
 from strandline.times import Commit, datetime_of
+from strandline.txn.handle import limit_of
 from strandline.txn.store import Store
 
 __all__ = ["HISTORY", "commit_at", "history"]
