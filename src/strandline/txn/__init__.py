@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strandline.txn.handles import Committed, Txn, TxnsHandle
+    from strandline.txn.alone.handle import Committed, Txn, TxnsHandle
 
 __all__ = ["Committed", "Txn", "TxnsHandle"]
 
@@ -16,4 +16,4 @@ __all__ = ["Committed", "Txn", "TxnsHandle"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("strandline.txn.handles"), name)
+    return getattr(import_module("strandline.txn.alone.handle"), name)

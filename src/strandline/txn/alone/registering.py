@@ -16,7 +16,7 @@ from strandline.shard.shards import Shard
 from strandline.state.commands import Join, JoinResult, Leave, TableChange, Withdraw
 from strandline.state.model import TableVersion
 from strandline.state.registering import newest_version
-from strandline.txn.alone import LoneStore
+from strandline.txn.alone.store import LoneStore
 
 __all__ = ["forget_shard", "register_shard"]
 

@@ -39,9 +39,9 @@ from strandline.state.model import Batch
 from strandline.state.pages import TOP
 from strandline.state.plan import leaf_bounds
 from strandline.state.replay import State
-from strandline.txn.alone import LoneStore
-from strandline.txn.registering import forget_shard, register_shard
-from strandline.txn.snapshots import snapshot
+from strandline.txn.alone.registering import forget_shard, register_shard
+from strandline.txn.alone.snapshots import snapshot
+from strandline.txn.alone.store import LoneStore
 
 __all__ = ["Committed", "Txn", "TxnsHandle"]
 

@@ -23,7 +23,7 @@ from strandline.shard.snapshots import check_readable, rows_in, schema_of
 from strandline.state.model import EVERYTHING, Entry
 from strandline.state.registering import newest_version
 from strandline.state.replay import State
-from strandline.txn.alone import LoneStore
+from strandline.txn.alone.store import LoneStore
 
 __all__ = ["snapshot"]
 

@@ -1,0 +1,1 @@
+"""The transaction layer used by itself, without a database."""
