@@ -12,8 +12,8 @@ from strandline.errors import Conflict, Fenced, LocationError, StrandlineError, 
 from strandline.ids import ShardId, new_session_id
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
+from strandline.shard.rolling import Upkeep
 from strandline.shard.rollup import Sealed
-from strandline.shard.upkeep import Upkeep
 from strandline.state.commands import Commit, TableChange, Write
 from strandline.state.decide import current_table
 from strandline.state.replay import State

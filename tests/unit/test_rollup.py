@@ -396,7 +396,7 @@ def test_who_never_wrote_writes_no_rollup(place: Place) -> None:
 def test_many_bytes_make_a_rollup_due_before_many_records(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 500_000)
+    monkeypatch.setattr("strandline.shard.rolling.REPLAY_COST_MAX", 500_000)
     machine = place.machine()
     create(machine)
     for _ in range(EVERY - 2):
@@ -412,7 +412,7 @@ def many_parts(first: int) -> tuple[tuple[int, Part], ...]:
 def test_many_diffs_make_a_rollup_due_before_many_records(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 500_000)
+    monkeypatch.setattr("strandline.shard.rolling.REPLAY_COST_MAX", 500_000)
     machine = place.machine()
     for upper in range(EVERY - 2):
         parts = tuple((upper, part) for _, part in many_parts(100 * upper))
@@ -429,7 +429,7 @@ def test_who_opens_a_shard_knows_what_its_replay_cost(
     for upper in range(2):
         parts = tuple((upper, part) for _, part in many_parts(100 * upper))
         writer.submit(Apply(upper, upper + 1, parts))
-    monkeypatch.setattr("strandline.shard.upkeep.REPLAY_COST_MAX", 450_000)
+    monkeypatch.setattr("strandline.shard.rolling.REPLAY_COST_MAX", 450_000)
     assert rollups(place) == []
     other = place.machine()
     other.submit(Heartbeat())

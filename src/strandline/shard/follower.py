@@ -13,7 +13,7 @@ from strandline.location import BlobMissing
 from strandline.location.consensus import Record
 from strandline.shard.chain import follow, record_name, verified
 from strandline.shard.opening import SCAN_RECORDS, Log, open_state
-from strandline.shard.upkeep import Upkeep
+from strandline.shard.rolling import Upkeep
 from strandline.state.codec import LogRecord, decode_page
 from strandline.state.pages import Page, PagesNeeded, Slot
 from strandline.state.replay import State, replay

@@ -26,8 +26,8 @@ from strandline.shard.chain import record_name
 from strandline.shard.follower import Follower
 from strandline.shard.opening import Log
 from strandline.shard.patience import is_final, pauses
+from strandline.shard.rolling import Upkeep
 from strandline.shard.rollup import Sealed, Writer
-from strandline.shard.upkeep import Upkeep
 from strandline.state.author import has_ended
 from strandline.state.codec import LogRecord, encode_record, record_hash
 from strandline.state.commands import (
