@@ -19,7 +19,8 @@ from strandline.errors import (
 from strandline.ids import SessionId
 from strandline.location import Location
 from strandline.parts.rows import consolidate
-from strandline.shard import WriteHandle, batches, compact
+from strandline.shard import WriteHandle, compact
+from strandline.shard.alone import batches
 from strandline.shard.machine import Machine
 from strandline.state.commands import Append, Command
 from strandline.testing.faults import FAIL_BEFORE, LOST, Call, Fault

@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.errors import AsOfTooOld, UpperMismatch
 from strandline.settings import Settings
 from strandline.shard import Batch, ReadHandle, ShardHold, WriteHandle, read_split
-from strandline.shard.compacting import Strategy
+from strandline.shard.alone.compaction import Strategy
 from tests.shard.helpers import Update, listed, opened, updates
 
 SMALL = Settings(

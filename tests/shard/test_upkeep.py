@@ -69,7 +69,7 @@ def test_a_job_whose_inputs_were_replaced_is_discarded(location: Location, pair:
     write, read = pair
     for time in range(3):
         write.compare_and_append(updates((f"w{time}", time, 1)), time, time + 1)
-    compacting = importlib.import_module("strandline.shard.compacting")
+    compacting = importlib.import_module("strandline.shard.alone.compaction")
     shard = write._shard
     (job,) = compacting.plan_jobs(shard.machine.refresh(), "full")
     compact(location, SHARD, strategy="full", settings=QUIET)
@@ -104,7 +104,7 @@ def test_what_cannot_be_merged_does_not_keep_the_rest_from_it(
     write, read = pair
     for time in range(3):
         write.compare_and_append({"word": ["a"]}, time, time + 1, time=time)
-    compacting = importlib.import_module("strandline.shard.compacting")
+    compacting = importlib.import_module("strandline.shard.alone.compaction")
     jobs = compacting.plan_jobs
     wrong = 2 * jobs(write._shard.machine.state, "full")
 

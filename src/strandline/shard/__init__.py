@@ -8,16 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strandline.shard.batches import Batch, BatchBuilder
-    from strandline.shard.compacting import ShardCompaction, compact
-    from strandline.shard.handles import open_shard
-    from strandline.shard.listen import Listen, ListenEvent
-    from strandline.shard.read import ReadHandle, ShardHold, list_holds, release_hold
-    from strandline.shard.shards import new_shard_id
-    from strandline.shard.snapshots import SnapshotSplit, read_split
+    from strandline.shard.alone.batches import Batch, BatchBuilder
+    from strandline.shard.alone.compaction import ShardCompaction, compact
+    from strandline.shard.alone.listen import Listen, ListenEvent
+    from strandline.shard.alone.opening import open_shard
+    from strandline.shard.alone.read import ReadHandle, ShardHold, list_holds, release_hold
+    from strandline.shard.alone.shard import new_shard_id
+    from strandline.shard.alone.snapshots import SnapshotSplit, read_split
+    from strandline.shard.alone.vacuum import vacuum_shard
+    from strandline.shard.alone.write import WriteHandle
     from strandline.shard.vacuum import ShardVacuum
-    from strandline.shard.vacuuming import vacuum_shard
-    from strandline.shard.write import WriteHandle
 
 __all__ = [
     "Batch",
@@ -40,23 +40,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Batch": "batches",
-    "BatchBuilder": "batches",
-    "Listen": "listen",
-    "ListenEvent": "listen",
-    "ReadHandle": "read",
-    "ShardCompaction": "compacting",
-    "ShardHold": "read",
+    "Batch": "alone.batches",
+    "BatchBuilder": "alone.batches",
+    "Listen": "alone.listen",
+    "ListenEvent": "alone.listen",
+    "ReadHandle": "alone.read",
+    "ShardCompaction": "alone.compaction",
+    "ShardHold": "alone.read",
     "ShardVacuum": "vacuum",
-    "SnapshotSplit": "snapshots",
-    "WriteHandle": "write",
-    "compact": "compacting",
-    "list_holds": "read",
-    "new_shard_id": "shards",
-    "open_shard": "handles",
-    "read_split": "snapshots",
-    "release_hold": "read",
-    "vacuum_shard": "vacuuming",
+    "SnapshotSplit": "alone.snapshots",
+    "WriteHandle": "alone.write",
+    "compact": "alone.compaction",
+    "list_holds": "alone.read",
+    "new_shard_id": "alone.shard",
+    "open_shard": "alone.opening",
+    "read_split": "alone.snapshots",
+    "release_hold": "alone.read",
+    "vacuum_shard": "alone.vacuum",
 }
 
 

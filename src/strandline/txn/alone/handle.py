@@ -31,8 +31,8 @@ from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, TIME
 from strandline.settings import Settings
-from strandline.shard.shards import Shard, check_place
-from strandline.shard.updates import check_time, updates_from
+from strandline.shard.alone.shard import Shard, check_place
+from strandline.shard.alone.updates import check_time, updates_from
 from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Commit, CommitResult, CompactTxns, Write
 from strandline.state.model import Batch

@@ -12,7 +12,7 @@ from dataclasses import replace
 from strandline.env import Deadline
 from strandline.errors import TransactionConflict, UpperMismatch
 from strandline.ids import parse_id
-from strandline.shard.shards import Shard
+from strandline.shard.alone.shard import Shard
 from strandline.state.commands import Join, JoinResult, Leave, TableChange, Withdraw
 from strandline.state.model import TableVersion
 from strandline.state.registering import newest_version

@@ -18,8 +18,8 @@ from strandline.location import BlobMissing
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF
-from strandline.shard.shards import Shard
-from strandline.shard.snapshots import check_readable, rows_in, schema_of
+from strandline.shard.alone.shard import Shard
+from strandline.shard.alone.snapshots import check_readable, rows_in, schema_of
 from strandline.state.model import EVERYTHING, Entry
 from strandline.state.registering import newest_version
 from strandline.state.replay import State

@@ -11,8 +11,8 @@ from strandline.errors import DeadlineExceeded, UsageError
 from strandline.ids import DatabaseId, ShardId, new_session_id, parse_id
 from strandline.location import Location
 from strandline.settings import Settings
+from strandline.shard.alone.shard import Shard
 from strandline.shard.machine import Machine
-from strandline.shard.shards import Shard
 from strandline.state.commands import Commit, CommitResult, InitTxns, TableChange
 from strandline.state.model import Key, Meta
 from strandline.state.pages import TOP

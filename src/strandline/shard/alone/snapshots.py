@@ -15,10 +15,10 @@ from strandline.location import BlobMissing, Location
 from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, END, TIME
 from strandline.settings import Settings
-from strandline.shard.batches import sealed, unsealed
-from strandline.shard.changes import updates_of
+from strandline.shard.alone.batches import sealed, unsealed
+from strandline.shard.alone.changes import updates_of
+from strandline.shard.alone.shard import Shard
 from strandline.shard.missing import state_without
-from strandline.shard.shards import Shard
 from strandline.state.model import FORMAT, Interval, Reference
 from strandline.state.plan import plan_read
 from strandline.state.replay import State

@@ -12,8 +12,8 @@ from strandline.errors import UsageError
 from strandline.ids import ObjectKey
 from strandline.location import Location
 from strandline.settings import Settings
+from strandline.shard.alone.shard import Shard
 from strandline.shard.leftovers import clear_leftovers
-from strandline.shard.shards import Shard
 from strandline.shard.sweeping import Sweep, needed_by, sweep_sessions
 from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.commands import Clear

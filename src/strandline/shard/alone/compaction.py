@@ -22,9 +22,9 @@ from strandline.parts.plain import int64
 from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF, END, TIME
 from strandline.settings import Settings
-from strandline.shard.changes import updates_of
+from strandline.shard.alone.changes import updates_of
+from strandline.shard.alone.shard import Shard
 from strandline.shard.missing import state_without
-from strandline.shard.shards import Shard
 from strandline.state.commands import Compact, Output
 from strandline.state.model import Reference
 from strandline.state.plan import STRATEGIES, CompactionJob, plan_compaction, plan_descent

@@ -17,10 +17,16 @@ from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline
 from strandline.errors import Conflict, LocationError, StrandlineError, UsageError
 from strandline.parts.schema import TIME
-from strandline.shard.batches import Batch, BatchBuilder, check_shard, check_within, write_updates
-from strandline.shard.compacting import ShardCompaction, Strategy, compact_shard
-from strandline.shard.shards import Shard
-from strandline.shard.updates import Updates, check_bound, updates_from
+from strandline.shard.alone.batches import (
+    Batch,
+    BatchBuilder,
+    check_shard,
+    check_within,
+    write_updates,
+)
+from strandline.shard.alone.compaction import ShardCompaction, Strategy, compact_shard
+from strandline.shard.alone.shard import Shard
+from strandline.shard.alone.updates import Updates, check_bound, updates_from
 from strandline.state.author import Author
 from strandline.state.commands import AdvanceUpper, Append, AppendResult, Heartbeat
 from strandline.state.decide import decide

@@ -13,8 +13,8 @@ from strandline.env import retry_delays
 from strandline.errors import DeadlineExceeded
 from strandline.parts.plain import numbers_of
 from strandline.parts.schema import TIME
-from strandline.shard.changes import check_kept, updates_between
-from strandline.shard.shards import Shard
+from strandline.shard.alone.changes import check_kept, updates_between
+from strandline.shard.alone.shard import Shard
 from strandline.times import TIME_MAX
 
 __all__ = ["Listen", "ListenEvent"]

@@ -9,9 +9,9 @@ import pyarrow as pa
 from strandline.env import Env
 from strandline.location import Location
 from strandline.settings import Settings
-from strandline.shard.read import ReadHandle
-from strandline.shard.shards import Shard
-from strandline.shard.write import WriteHandle
+from strandline.shard.alone.read import ReadHandle
+from strandline.shard.alone.shard import Shard
+from strandline.shard.alone.write import WriteHandle
 
 __all__ = ["open_shard"]
 

@@ -23,8 +23,8 @@ from strandline.parts.plain import int64s
 from strandline.parts.rows.consolidate import consolidated, consolidated_stream
 from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, TIME
-from strandline.shard.shards import Shard
-from strandline.shard.updates import Updates, check_bound, updates_from
+from strandline.shard.alone.shard import Shard
+from strandline.shard.alone.updates import Updates, check_bound, updates_from
 from strandline.state import model
 from strandline.state.author import is_open
 from strandline.state.codec import decode_batch, encode_batch

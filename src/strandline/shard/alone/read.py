@@ -12,17 +12,17 @@ from strandline.env import Deadline, Env, retry_delays
 from strandline.errors import AsOfTooOld, DeadlineExceeded, Fenced, UsageError
 from strandline.location import Location
 from strandline.settings import Settings
-from strandline.shard.changes import check_kept
-from strandline.shard.listen import Listen
-from strandline.shard.shards import Shard, check_name
-from strandline.shard.snapshots import (
+from strandline.shard.alone.changes import check_kept
+from strandline.shard.alone.listen import Listen
+from strandline.shard.alone.shard import Shard, check_name
+from strandline.shard.alone.snapshots import (
     SnapshotSplit,
     check_readable,
     rows_in,
     schema_of,
     splits_of,
 )
-from strandline.shard.updates import check_bound, check_time
+from strandline.shard.alone.updates import check_bound, check_time
 from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
 from strandline.state.model import EVERYTHING, Hold
 from strandline.state.replay import State

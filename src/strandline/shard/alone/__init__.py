@@ -1,0 +1,1 @@
+"""Shards used by themselves, without a database."""
