@@ -13,7 +13,7 @@ except ImportError as error:
 
 from strandline.pipeline.compacting import compact, runner
 from strandline.pipeline.importing import import_table
-from strandline.pipeline.session import session
+from strandline.pipeline.spark import session
 from strandline.pipeline.tables import register, table, views
 
 __all__ = ["compact", "import_table", "register", "runner", "session", "table", "views"]

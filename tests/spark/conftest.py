@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from strandline.connect import connect
 from strandline.database import Database
-from strandline.pipeline.session import session
+from strandline.pipeline.spark import session
 from strandline.pipeline.tables import register
 from tests.spark.helpers import QUIET
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from strandline.errors import UsageError
-from strandline.pipeline.session import default_config, local_cores, session
+from strandline.pipeline.spark import default_config, local_cores, session
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ PROGRAMS = ["bash", "cat", "dirname", "env", "grep", "ls", "ps", "sh", "uname"]
 
 SMALL_JOB = """
 import sys
-from strandline.pipeline.session import session
+from strandline.pipeline.spark import session
 spark = session("hidden", "local[1]")
 print(spark.range(1000).selectExpr("sum(id)").first()[0])
 print(spark.sparkContext._jvm.java.lang.System.getProperty("java.home"))
