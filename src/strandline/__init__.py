@@ -25,12 +25,12 @@ from strandline.errors import (
 )
 from strandline.lease import Lease
 from strandline.location import Location
-from strandline.maintenance import register_engine
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql.run import Relation
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
+from strandline.upkeep.compaction import register_engine
 from strandline.write.staged import Staged
 
 __version__ = "0.1.0"

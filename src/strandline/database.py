@@ -17,7 +17,6 @@ from strandline.changes.subscription import (
 from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
-from strandline.maintenance import CompactionReport, compact
 from strandline.parts.schema import validate_table_name
 from strandline.reports.sessions import force_ack, sessions
 from strandline.reports.status import status
@@ -32,6 +31,7 @@ from strandline.transaction import STAGING_SECONDS, Transaction, transact
 from strandline.txn.handle import Handle
 from strandline.txn.history import history
 from strandline.txn.staging import Staging
+from strandline.upkeep.compaction import CompactionReport, compact
 from strandline.upkeep.prune import TablePrune, prune_tables
 from strandline.upkeep.splitting import SplitReport, split
 from strandline.upkeep.vacuum import TableVacuum, vacuum_database

@@ -16,49 +16,41 @@ import strandline
 
 PACKAGE = Path(strandline.__file__).parent
 
-# From the top. What stands on one line may import each other as long as no cycle comes of it.
-# "" is strandline/__init__.py, the public names.
+# From the top: the rooms, each with a rank of its own. Rooms on one line do not import each other,
+# but for those that lie flat in the package: the ground, and what users hold.
+# "" is strandline/__init__.py, the public names. A folder inside of a room is a room by itself.
+FLAT = [
+    {"connect", "database", "lease", "query", "table", "transaction"},
+    {"closing", "env", "errors", "ids", "settings", "times"},
+]
 LAYERS: list[set[str]] = [
-    {"__main__", "cli", "server", "pipeline", "spark"},
+    {"__main__"},
+    {"cli", "server", "spark"},
+    {"pipeline"},
     {""},
-    {"database", "table", "query", "sql", "connect"}
-    | {
-        "changes",
-        "conditions",
-        "copying",
-        "ddl",
-        "differences",
-        "engine",
-        "exporting",
-        "expressions",
-        "handle",
-        "history",
-        "inspection",
-        "lease",
-        "maintenance",
-        "overlay",
-        "proof",
-        "read",
-        "reading",
-        "reports",
-        "splitting",
-        "staged",
-        "statements",
-        "transaction",
-        "upkeep",
-        "usage",
-        "subscription",
-        "write",
-        "writing",
-    },
+    {"connect", "database", "lease", "query", "table", "transaction"},
+    {"sql"},
+    {"write", "reports"},
+    {"changes", "upkeep"},
+    {"read"},
+    {"engine"},
+    {"txn.alone"},
     {"txn"},
+    {"shard.alone"},
     {"shard"},
+    {"parts.files"},
+    {"parts.rows"},
     {"parts"},
     {"state"},
+    {"location.sqlite"},
+    {"location.local"},
     {"location"},
     {"closing", "env", "errors", "ids", "settings", "times"},
 ]
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
+
+# The names of these rooms that users without a database import; they load when they are asked for.
+FACES = {"shard": "shard.alone", "txn": "txn.alone"}
 
 # Ships with the package; may import everything but the shells, and nothing imports it.
 TESTING = "testing"
@@ -144,7 +136,9 @@ MODULES, IMPORTS = all_imports()
 
 
 def layer(module: str) -> str:
-    return module.split(".", maxsplit=1)[0]
+    """Return the room that a module lies in: the innermost one."""
+    inner = ".".join(module.split(".")[:2])
+    return inner if inner in RANK else module.split(".", maxsplit=1)[0]
 
 
 def target_module(found: Import) -> str | None:
@@ -164,7 +158,7 @@ def allowed_to_wrap(module: str, heavy: str) -> bool:
 
 
 def upward(found: Import) -> bool:
-    """Tell whether an import points upwards or sideways into `testing`."""
+    """Tell whether an import points upwards, to a room beside, or into `testing`."""
     target = target_module(found)
     if target is None:
         return False
@@ -172,8 +166,11 @@ def upward(found: Import) -> bool:
     if target_layer == TESTING:
         return source_layer != TESTING
     if source_layer == TESTING:
-        return RANK[target_layer] == len(LAYERS)
-    return RANK[target_layer] > RANK[source_layer]
+        return RANK[target_layer] >= RANK["pipeline"]
+    if target_layer == source_layer or target_layer == FACES.get(found.module):
+        return False
+    beside = any({source_layer, target_layer} <= flat for flat in FLAT)
+    return RANK[target_layer] >= RANK[source_layer] and not beside
 
 
 def heavy(target: str) -> str | None:
@@ -213,6 +210,11 @@ def test_an_import_that_points_upwards_is_seen() -> None:
     assert [upward(i) for i in scan("parts.schema", "from strandline.errors import X")] == [False]
     assert [upward(i) for i in scan("state.model", "from strandline import location")] == [False]
     assert [upward(i) for i in scan("errors", "from . import env")] == [False]
+    assert [upward(i) for i in scan("read.want", "from ..write import commit")] == [True]
+    assert [upward(i) for i in scan("write.edits", "from ..reports import usage")] == [True]
+    assert [upward(i) for i in scan("shard.machine", "from .alone import read")] == [True]
+    assert [upward(i) for i in scan("parts.rows.sort", "from ..files import read")] == [True]
+    assert [upward(i) for i in scan("read.want", "from ..database import Database")] == [True]
     assert [upward(i) for i in scan("location.blob", "from ..cli import main")] == [True]
     assert [upward(i) for i in scan("cli", "from strandline.testing import faults")] == [True]
     assert [upward(i) for i in scan("testing.faults", "import strandline.pipeline")] == [True]

@@ -11,8 +11,6 @@ from pyspark.sql import SparkSession
 
 from strandline.database import Database
 from strandline.env import Deadline
-from strandline.maintenance import CompactionReport
-from strandline.maintenance import compact as compact_tables
 from strandline.pipeline.site import (
     IO_TIMEOUT_SECONDS,
     PATIENCE_SECONDS,
@@ -29,7 +27,8 @@ from strandline.state.commands import Output
 from strandline.state.model import TableVersion
 from strandline.state.plan import CompactionJob
 from strandline.txn.store import Store
-from strandline.upkeep.compaction import JobRunner
+from strandline.upkeep.compaction import CompactionReport, JobRunner
+from strandline.upkeep.compaction import compact as compact_tables
 
 __all__ = ["SparkRunner", "compact", "runner"]
 

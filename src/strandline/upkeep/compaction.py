@@ -1,4 +1,7 @@
-"""Compaction of a table: plans from its state, merges by the job runner, one command per job."""
+"""Compaction: plans from a table's state, merges by the job runner, one command per job.
+
+Jobs run in this process, or on an engine that was registered.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from strandline.env import Deadline
-from strandline.errors import Fenced, StrandlineError
+from strandline.errors import Fenced, StrandlineError, UsageError
 from strandline.shard.merging import Workshop, run_job
 from strandline.state.clocks import settled_time
 from strandline.state.commands import Claim, Compact, Output, Retain
 from strandline.state.model import TableVersion
 from strandline.state.plan import (
+    STRATEGIES,
     CompactionJob,
     plan_compaction,
     plan_descent,
@@ -22,10 +27,20 @@ from strandline.state.plan import (
 )
 from strandline.state.replay import State
 from strandline.txn.apply import apply_table
+from strandline.txn.handle import Handle
 from strandline.txn.properties import duration_micros, property_of
 from strandline.txn.store import Store
 
-__all__ = ["CompactionReport", "JobRunner", "compact_table", "shorten", "workshop"]
+__all__ = [
+    "CompactionReport",
+    "JobRunner",
+    "RunnerFactory",
+    "compact",
+    "compact_table",
+    "register_engine",
+    "shorten",
+    "workshop",
+]
 
 _ROUNDS = 3
 """How often is planned anew when merges of others, of small parts for instance, came first."""
@@ -35,6 +50,11 @@ JobRunner = Callable[[Sequence[CompactionJob]], Iterable[tuple[CompactionJob, tu
 
 Progress = Callable[[int, int], None]
 """Told (jobs done, jobs in all)."""
+
+RunnerFactory = Callable[[Any, Store, TableVersion], JobRunner]
+"""Makes what runs the jobs of one table: from the engine that the user passed."""
+
+_ENGINES: list[tuple[Callable[[object], bool], RunnerFactory]] = []
 
 _log = logging.getLogger("strandline")
 
@@ -296,3 +316,58 @@ def _retain(store: Store, version: TableVersion, data: State, deadline: Deadline
     wanted = min(latest - retention, upper - 1)
     if wanted > since:
         store.data(version.table).submit(Retain(wanted), timeout=deadline.remaining())
+
+
+# --- what users ask for
+
+
+def register_engine(recognises: Callable[[object], bool], factory: RunnerFactory) -> None:
+    """Lets `engine=` take objects that `recognises` is true of. Shells such as Spark call this."""
+    _ENGINES.append((recognises, factory))
+
+
+def compact(
+    handle: Handle,
+    names: Sequence[str] | None,
+    *,
+    strategy: str | None,
+    force: bool,
+    engine: object,
+    progress: Progress | None,
+    deadline: Deadline,
+) -> list[CompactionReport]:
+    """Compacts the named tables (None: all that are online), one after another."""
+    store = handle.store
+    store.check_writable()
+    if strategy is not None and strategy not in STRATEGIES:
+        raise UsageError(f"strategy={strategy!r}: pass one of {', '.join(STRATEGIES)}")
+    state = store.txns.refresh(timeout=deadline.remaining())
+    if names is None:
+        versions = [v for v in store.txns.tables(state) if property_of(v, "online") == "true"]
+    else:
+        versions = [store.txns.table(state, name) for name in names]
+    # Whoever died while it had a claim gives it back.
+    store.look_out([version.table for version in versions], timeout=deadline.remaining())
+    return [
+        compact_table(
+            store,
+            version,
+            strategy=strategy,
+            force=force,
+            timeout=deadline.remaining(),
+            runner=_runner(engine, store, version),
+            progress=progress,
+        )
+        for version in versions
+    ]
+
+
+def _runner(engine: object, store: Store, version: TableVersion) -> JobRunner | None:
+    if engine == "local":
+        return None
+    for recognises, factory in _ENGINES:
+        if recognises(engine):
+            return factory(engine, store, version)
+    raise UsageError(
+        f'engine={engine!r}: pass "local", or a Spark session after `import strandline.spark`'
+    )
