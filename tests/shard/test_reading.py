@@ -18,14 +18,11 @@ from strandline.shard import (
     ReadHandle,
     SnapshotSplit,
     WriteHandle,
-    batches,
-    changes,
     compact,
-    listen,
     open_shard,
     read_split,
-    snapshots,
 )
+from strandline.shard.alone import batches, changes, listen, snapshots
 from tests.shard.helpers import QUIET, SHARD, WORDS, Meddling, Pair, listed, opened, rows, updates
 
 SMALL = Settings(background=False, row_group_rows=50, part_rows_target=400)

@@ -22,8 +22,8 @@ from strandline.parts.statistics import (
     statistics_of,
 )
 from strandline.settings import Settings
+from tests.unit.parts.files.test_part import Store
 from tests.unit.parts.strategies import KEY_VALUES
-from tests.unit.parts.test_part import Store
 
 VALUE_TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     **KEY_VALUES,

@@ -28,7 +28,7 @@ from strandline.parts.keys import KeyRange
 from strandline.parts.schema import TableSchema, new_schema
 from strandline.settings import Settings
 from strandline.state.model import Part
-from tests.unit.parts.test_part import ENV, SCHEMA, Store, rows
+from tests.unit.parts.files.test_part import ENV, SCHEMA, Store, rows
 
 KEY = new_schema(pa.schema([("k", pa.int64())]), "k")
 KINDS: dict[str, Callable[[], tuple[TableSchema, pa.Table, Settings]]] = {
@@ -317,7 +317,7 @@ from strandline.location.local.blob import FileBlob
 from strandline.parts.keys import KeyRange
 from strandline.parts.files.read import PartReader
 from strandline.settings import Settings
-from tests.unit.parts.test_part import SCHEMA, WHO, rows, write_part
+from tests.unit.parts.files.test_part import SCHEMA, WHO, rows, write_part
 blob = FileBlob({str(tmp_path)!r}, RealEnv())
 key = "w0000000000000000/s0000000000000000/part/p" + sys.argv[1] * 16 + ".parquet"
 part = write_part(blob, key, rows(9_000), SCHEMA, identity=WHO, settings=Settings(), timeout=60)

@@ -18,7 +18,7 @@ from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import DIFF, TableSchema, new_schema
 from strandline.settings import Settings
 from strandline.state.model import Batch, TableKind
-from tests.unit.parts.test_part import WHO, Store
+from tests.unit.parts.files.test_part import WHO, Store
 
 ARROW = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
