@@ -99,7 +99,7 @@ class World:
                 os.utime(self._path_of / key, ns=(now, now))
 
         with ExitStack() as stack:
-            for name in ("connect", "shard.shards", "txn.handles"):
+            for name in ("connect", "shard.alone.shard", "txn.alone.handle"):
                 module = import_module(f"strandline.{name}")
                 stack.enter_context(patch.object(module, "RealEnv", lambda: world))
             stack.enter_context(patch.object(import_module("strandline.connect"), "FileBlob", Blob))
