@@ -82,9 +82,7 @@ def shown(db: sl.Database, path: Path, when: str) -> None:
 def measured(db: sl.Database, path: Path) -> Size:
     """The sizes now."""
     txns = db._handle.store.txns.machine  # noqa: SLF001  below what users hold
-    items = txns.run(
-        lambda s: {name: found.count() for name, found in s.maps.items()}, state=txns.refresh()
-    )
+    items = txns.look().ask(lambda s: {name: found.count() for name, found in s.maps.items()})
     records, log_bytes = logged(path)
     files = [f for f in path.glob("w*/**/*") if f.is_file()]
     newest: dict[Path, Path] = {}

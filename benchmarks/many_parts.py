@@ -100,13 +100,12 @@ db = sl.connect({path!r}, mode="r")
 table = db["events"]
 store = db._handle.store
 def plan(key):
-    view = view_of(store, table.id, None, timeout=60)
+    view = view_of(store, table.id, None, Deadline(store.env, 60))
     schema, codec = typed(view.version)
     wanted = KeyRange((key,), (key,), closed=True)
     probes = probes_of([wanted], codec)
-    return view.machine.run(
-        lambda s: plan_read(s, view.entries, [wanted.interval(codec)], view.as_of,
-                            may_hold=probes.may_be_in), state=view.data)
+    return view.data.ask(lambda s: plan_read(s, view.entries, [wanted.interval(codec)], view.as_of,
+                            may_hold=probes.may_be_in))
 tasks = plan({key})
 first = time.perf_counter() - start
 pages = store.data(table.id).pages_read
@@ -191,7 +190,7 @@ def build_planned(path: Path, parts: int) -> None:
         split(data, bounds)
         for time_, start in enumerate(range(0, parts, BITE)):
             # As the background does it; the last record is for those who open it to replay.
-            data.maybe_rollup(timeout=600)
+            data.maybe_rollup()
             made = [
                 made_up(table.id, store, codec, n) for n in range(start, min(parts, start + BITE))
             ]

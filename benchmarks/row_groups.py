@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from benchmarks.common import SCHEMA, machine, median, rows, scratch, timed
-from strandline.env import RealEnv
+from strandline.env import Deadline, RealEnv
 from strandline.location.local.blob import FileBlob
 from strandline.parts.files.read import PartReader
 from strandline.parts.files.write import Identity, write_part
@@ -36,6 +36,13 @@ from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Part
 
 ENV = RealEnv()
+
+
+def soon() -> Deadline:
+    """By when a part has to be read or written."""
+    return Deadline(ENV, 600)
+
+
 READINGS = new_schema(SCHEMA, "key")
 WHO = Identity("d0", "s0", "readings", "w0", "s0")
 LOOKUPS = 600
@@ -78,10 +85,12 @@ def measure(path: Path, table: pa.Table, bare: Path, group_rows: int, page_kib: 
     key = "w0/s0/part/p0.parquet"
     began = time.perf_counter()
     with pages_of(page_kib):
-        part = write_part(blob, key, table, READINGS, identity=WHO, settings=settings, timeout=600)
+        part = write_part(
+            blob, key, table, READINGS, identity=WHO, settings=settings, deadline=soon()
+        )
     seconds = time.perf_counter() - began
     reader = PartReader(blob, settings, ENV)
-    opening = timed(lambda: reader.opened(part, timeout=60))
+    opening = timed(lambda: reader.opened(part, soon()))
     file = path / f"blob-{group_rows}-{page_kib}" / key
     hit, floor, miss = lookups(reader, part, file, table, group_rows)
     chunks, arrow, theirs = scans(reader, part, file, bare)
@@ -115,7 +124,11 @@ def lookups(
     def look_up(key: int, expected: int) -> float:
         began = time.perf_counter()
         found = reader.read(
-            part, READINGS, columns=None, ranges=[KeyRange((key,), (key,), closed=True)], timeout=60
+            part,
+            READINGS,
+            columns=None,
+            ranges=[KeyRange((key,), (key,), closed=True)],
+            deadline=soon(),
         )
         seconds = time.perf_counter() - began
         assert (found.num_rows > 0) == (expected > 0)
@@ -140,8 +153,10 @@ def scans(reader: PartReader, part: Part, file: Path, bare: Path) -> tuple[float
     arrow = pa.schema([READINGS.arrow.field("value")])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        loads = reader.chunks(part, READINGS, columns=["value"], intervals=[EVERYTHING], timeout=60)
-        for table in ENV.stream(lambda load: load(60.0), loads, ahead=6):
+        loads = reader.chunks(
+            part, READINGS, columns=["value"], intervals=[EVERYTHING], deadline=soon()
+        )
+        for table in ENV.stream(lambda load: load(soon()), loads, ahead=6):
             yield from table.combine_chunks().to_batches()
 
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)

@@ -334,9 +334,9 @@ def look_up_for(table: sl.Table, keys: np.ndarray, seconds: float) -> list[float
 def backlog_of(db: sl.Database, table: sl.Table) -> int:
     """Commits to the table that are not applied."""
     store = db._handle.store  # noqa: SLF001  below what users hold
-    state = store.txns.refresh(timeout=60)
-    upper = store.data(table.id).refresh(timeout=60).meta.upper or 0
-    return len({entry.time for entry in store.txns.overlay(state, table.id, upper)})
+    look = store.txns.look()
+    upper = store.data(table.id).look().meta.upper or 0
+    return len({entry.time for entry in store.txns.overlay(look, table.id, upper)})
 
 
 def threads(path: Path, given: argparse.Namespace) -> None:

@@ -358,7 +358,7 @@ def _open(place: _Place, origin: Origin, *, create: bool, timeout: float) -> Sto
             marker = _put_marker(place, blob, env, deadline)
         location = Location(blob, consensus, place.url, place.consensus_url, read_only, marker.txns)
         store = open_store(location, marker.database, marker.txns, env, origin.settings)
-        store.txns.refresh(timeout=deadline.remaining())
+        store.txns.look(deadline)
     except BaseException:
         consensus.close()
         raise

@@ -124,14 +124,14 @@ class Database(Closing):
     def table(self, name: str) -> Table:
         """The table of that name; `UnknownTable`, a `KeyError` too, names those that are near."""
         store = self._handle.store
-        state = store.txns.refresh(timeout=store.settings.timeout_seconds)
-        return Table(self._handle, store.txns.table(state, name_of(name), self._as_of), self._as_of)
+        look = store.txns.look()
+        return Table(self._handle, store.txns.table(look, name_of(name), self._as_of), self._as_of)
 
     def tables(self) -> list[str]:
         """The names of all tables, sorted."""
         store = self._handle.store
-        state = store.txns.refresh(timeout=store.settings.timeout_seconds)
-        return [version.name for version in store.txns.tables(state, self._as_of)]
+        look = store.txns.look()
+        return [version.name for version in store.txns.tables(look, self._as_of)]
 
     def drop_table(
         self, name: str, *, missing_ok: bool = False, timeout: float | None = None
@@ -218,8 +218,8 @@ class Database(Closing):
             unknown = sorted(set(given or ()) - set(names), key=str)
             if unknown:
                 raise UsageError(f"{what}= has {unknown[0]!r}, which is not among the tables")
-        txns, timeout_seconds = self._handle.store.txns, self._handle.store.settings.timeout_seconds
-        state = txns.refresh(timeout=timeout_seconds)
+        txns = self._handle.store.txns
+        look = txns.look()
         wanted = {
             version.name: changes_wanted(
                 version,
@@ -227,7 +227,7 @@ class Database(Closing):
                 (where or {}).get(version.name),
                 with_old=with_old and version.kind == "keyed",
             )
-            for version in (txns.table(state, each) for each in names)
+            for version in (txns.table(look, each) for each in names)
         }
         return subscribed_together(
             self._handle,
@@ -487,7 +487,7 @@ class Database(Closing):
         """
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
-        return Micros(max(0, store.txns.confirm_clock(timeout=deadline.remaining())))
+        return Micros(max(0, store.txns.confirm_clock(deadline)))
 
     def confirm_restore(self, *, timeout: float | None = None) -> int:
         """Goes on from a log that is older than it was, and gives up what was committed after it.
@@ -556,9 +556,9 @@ class Database(Closing):
 
     def _find(self, name: str, deadline: Deadline) -> TableVersion | None:
         txns = self._handle.store.txns
-        state = txns.refresh(timeout=deadline.remaining())
+        look = txns.look(deadline)
         try:
-            return txns.table(state, name)
+            return txns.table(look, name)
         except UnknownTable:
             return None
 
@@ -576,7 +576,7 @@ class Database(Closing):
         if points:
             # Before the table has a name, so that nobody meets it half split.
             split = Split(1, b"", points)
-            handle.store.data(version.table).submit(split, timeout=options.deadline.remaining())
+            handle.store.data(version.table).submit(split, options.deadline)
         writes = []
         if data is not None:
             batch = build(handle, version, data, options)
@@ -633,9 +633,9 @@ class Database(Closing):
         env, txns = self._handle.store.env, self._handle.store.txns
         pauses = iter(retry_delays(env, first_seconds=0.002, most_seconds=0.25))
         while True:
-            state = txns.refresh(timeout=options.deadline.remaining())
+            look = txns.look(options.deadline)
             try:
-                version = txns.table(state, name_of(name))
+                version = txns.table(look, name_of(name))
             except UnknownTable:
                 if missing_ok:
                     return None

@@ -152,6 +152,14 @@ class Deadline:
         """The same time once more, from now on."""
         return Deadline(self._env, self._seconds)
 
+    def within(self, seconds: float) -> Deadline:
+        """This one, or so many seconds from now if that is sooner."""
+        return Deadline(self._env, min(seconds, self.remaining()))
+
+    def not_before(self, seconds: float) -> Deadline:
+        """This one, or so many seconds from now if that is later: what has to be tried at least."""
+        return Deadline(self._env, max(seconds, self.remaining()))
+
     def remaining(self) -> float:
         """Seconds left, never negative."""
         return max(0.0, self.at - self._env.monotonic())

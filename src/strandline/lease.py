@@ -120,7 +120,7 @@ class Lease:
     def check(self, *, timeout: float | None = None) -> None:
         """`Fenced`, naming the new holder, if the table is not this worker's any more."""
         deadline = self._handle.deadline(timeout)
-        self._handle.store.txns.check_holder(self._version.table, timeout=deadline.remaining())
+        self._handle.store.txns.check_holder(self._version.table, deadline)
 
     # --- its end
 
@@ -136,7 +136,7 @@ class Lease:
         self._release()
         command = Release(self._version.table, self._holder.epoch)
         try:
-            self._handle.store.txns.machine.submit(command, timeout=deadline.remaining())
+            self._handle.store.txns.machine.submit(command, deadline)
         finally:
             self._handle.close(timeout=max(deadline.remaining(), 0.001))
 
@@ -174,7 +174,7 @@ def attach(
     try:
         txns = own.store.txns
         command = Attach(version.table, worker)
-        holder: Holder = txns.machine.submit(command, timeout=deadline.remaining(), note=worker)
+        holder: Holder = txns.machine.submit(command, deadline, note=worker)
         txns.epochs[version.table] = holder.epoch
         return Lease(own, version, holder, position)
     except BaseException:

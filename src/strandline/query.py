@@ -158,7 +158,7 @@ class Scan:
         return Explanation(
             as_of=view.as_of,
             leaves=len({task.leaf.id for task in reading.tasks}),
-            leaves_total=view.machine.run(lambda s: s.leaves.count(), state=view.data),
+            leaves_total=view.data.ask(lambda s: s.leaves.count()),
             parts=len(parts),
             parts_pruned=len(pruned - parts.keys()),
             entries=len(entries),
@@ -191,7 +191,7 @@ class Scan:
             return self._reading_of(self._view(deadline), self._want, deadline)
 
     def _reading_of(self, view: View, want: Want, deadline: Deadline) -> Reading:
-        return Reading(self._handle, view, want, deadline, self._timeout)
+        return Reading(self._handle, view, want, deadline)
 
     def _limited(self, reading: Reading) -> Iterator[pa.Table]:
         if self._limit is None:

@@ -327,7 +327,7 @@ class Table:
         """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
-        return drop_subscription(store, self._version.table, name, timeout=deadline.remaining())
+        return drop_subscription(store, self._version.table, name, deadline)
 
     def holds(self, *, timeout: float | None = None) -> pa.Table:
         """Who needs history of the table, or objects of it, to stay.
@@ -337,7 +337,7 @@ class Table:
         whose end it ends; null: it stays until it is closed), epoch, note.
         """
         deadline = self._handle.deadline(timeout)
-        return holds_of(self._handle.store, self._version.table, timeout=deadline.remaining())
+        return holds_of(self._handle.store, self._version.table, deadline)
 
     def export(
         self,
@@ -510,8 +510,8 @@ class Table:
         """
         deadline = self._handle.deadline(timeout)
         txns = self._handle.store.txns
-        state = txns.refresh(timeout=deadline.remaining())
-        holder = txns.machine.run(lambda s: s.holders.get((self._version.table,)), state=state)
+        look = txns.look(deadline)
+        holder = look.ask(lambda s: s.holders.get((self._version.table,)))
         return None if holder is None or not holder.position else json.loads(holder.position)
 
     # --- how it looks
@@ -543,8 +543,8 @@ class Table:
     def _at(self, as_of: int) -> Table:
         deadline = self._handle.deadline(None)
         txns = self._handle.store.txns
-        state = txns.refresh(timeout=deadline.remaining())
-        version = txns.table_by_id(state, self._version.table, as_of)
+        look = txns.look(deadline)
+        version = txns.table_by_id(look, self._version.table, as_of)
         return Table(self._handle, version, as_of)
 
     def _fresh(self, deadline: Deadline | None = None) -> TableVersion:
@@ -553,15 +553,14 @@ class Table:
             # What the transaction made or renamed nobody else knows yet.
             return self._transaction.version(self._version.table)
         txns = self._handle.store.txns
-        limit = (deadline or self._handle.deadline(None)).remaining()
-        state = txns.refresh(timeout=limit)
-        return txns.table_by_id(state, self._version.table, self._as_of)
+        look = txns.look(deadline or self._handle.deadline(None))
+        return txns.table_by_id(look, self._version.table, self._as_of)
 
     def _view(self, deadline: Deadline) -> View:
         if self._transaction is not None:
             return self._transaction.view(self._version.table, deadline)
         store = self._handle.store
-        return view_of(store, self._version.table, self._as_of, timeout=deadline.remaining())
+        return view_of(store, self._version.table, self._as_of, deadline)
 
     def _options(
         self, operation: str, token: Any, metadata: Any, timeout: float | None

@@ -30,11 +30,11 @@ from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import validate_table_name
 from strandline.query import Scan
 from strandline.read.reading import typed
+from strandline.shard.look import Look
 from strandline.sql.run import run_sql
 from strandline.state.commands import Read, Split, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
 from strandline.state.plan import united
-from strandline.state.replay import State
 from strandline.state.tokens import token_of
 from strandline.table import Table
 from strandline.times import Commit, told
@@ -105,10 +105,10 @@ class Transaction:
         self._staging = Staging(store, Deadline(store.env, STAGING_SECONDS), self._token)
         deadline = handle.deadline(timeout)
         txns = store.txns
-        known = txns.machine.state
+        known = txns.machine.known(deadline)
         if isolation != "serializable" or not known.seqno:
-            known = txns.refresh(timeout=deadline.remaining())
-        self._state = known
+            known = txns.look(deadline)
+        self._known = known
         self._bases: dict[str, View] = {}
         self._writes: dict[str, list[Entry]] = {}
         self._rows: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class Transaction:
         if self._changes:
             version = named(self.tables(), name)
         else:
-            version = self._handle.store.txns.table(self._state, name)
+            version = self._handle.store.txns.table(self._look(), name)
         self._versions[version.table] = version
         return TransactionTable(self, Table(self._handle, version, transaction=self))
 
@@ -217,9 +217,13 @@ class Transaction:
                     "rename that one first"
                 )
 
+    def _look(self) -> Look:
+        """The txns shard as it was when the transaction began, or went on; for a call of now."""
+        return self._known.by(self._handle.deadline(None))
+
     def _before(self, table: str) -> TableVersion:
         """The table as it was when the transaction began."""
-        return self._handle.store.txns.table_by_id(self._state, table)
+        return self._handle.store.txns.table_by_id(self._look(), table)
 
     def version(self, table: str) -> TableVersion:
         """The table with that id, by the name that it has here; UnknownTable once it was dropped
@@ -282,7 +286,7 @@ class Transaction:
         versions = {version.table: version for version in self.tables()}
         for write in writes:
             if write.table not in versions:
-                called = store.txns.called(self._state, write.table)
+                called = store.txns.called(self._look(), write.table)
                 raise UnknownTable(f"{called} was dropped; nothing was merged")
         known = {each for other in self._merged for each in other.ids}
         if known & set(staged.ids):
@@ -350,7 +354,7 @@ class Transaction:
 
     def tables(self) -> list[TableVersion]:
         """The tables that the transaction sees, what it did to them included."""
-        known = self._handle.store.txns.tables(self._state)
+        known = self._handle.store.txns.tables(self._look())
         if not self._changes:
             return known
         there = {v.table: v for v in known}
@@ -408,9 +412,9 @@ class Transaction:
         """The table as others left it, at the time that is read."""
         while True:
             with self._lock:
-                state, time = self._state, self.read_time
+                look, time = self._known.by(deadline), self.read_time
             try:
-                base = self._base(table, state, time, deadline)
+                base = self._base(table, look, time, deadline)
             except AsOfTooOld:
                 if not self._moves_on(time, deadline):
                     raise
@@ -420,13 +424,13 @@ class Transaction:
                     self._bases[table] = base
             return base
 
-    def _base(self, table: str, state: State, time: int, deadline: Deadline) -> View:
+    def _base(self, table: str, look: Look, time: int, deadline: Deadline) -> View:
         store = self._handle.store
         if self._is_new(table):
             # Also in a database without a commit, whose time is -1.
-            return view_at(store, state, self._changes[table].after, max(0, time), deadline)
-        version = store.txns.table_by_id(state, table)
-        return view_at(store, state, version, time, deadline)
+            return view_at(store, look, self._changes[table].after, max(0, time), deadline)
+        version = store.txns.table_by_id(look, table)
+        return view_at(store, look, version, time, deadline)
 
     def _moves_on(self, before: int, deadline: Deadline) -> bool:
         """Whether the time that is read is a later one than `before` now, as that is given up.
@@ -435,12 +439,12 @@ class Transaction:
         nothing else looks for more.
         """
         txns = self._handle.store.txns
-        state = txns.refresh(timeout=deadline.remaining())
-        latest = txns.latest(state)
+        look = txns.look(deadline)
+        latest = txns.latest(look)
         with self._lock:
             if self._has_read or latest <= self.read_time:
                 return self.read_time > before
-            self._state, self.read_time = state, latest
+            self._known, self.read_time = look, latest
             self._versions = {t: v for t, v in self._versions.items() if t in self._changes}
             for table, entries in self._writes.items():
                 self._writes[table] = [replace(entry, time=latest) for entry in entries]
@@ -511,7 +515,7 @@ class Transaction:
             if points:
                 # Before the table has a name, so that nobody meets it half split.
                 machine = self._handle.store.data(table)
-                machine.submit(Split(1, b"", points), timeout=deadline.remaining())
+                machine.submit(Split(1, b"", points), deadline)
         self._points.clear()
         return list(self._changes.values())
 

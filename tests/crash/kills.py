@@ -28,6 +28,7 @@ import strandline as sl
 from strandline.state.invariants import broken
 from strandline.testing.killing import Kill, Kind
 from tests.crash.script import STEPS, Model, found_in, models
+from tests.support.deadlines import within
 
 ROOT = Path(__file__).parents[2]
 END = len(STEPS) - 1
@@ -129,11 +130,7 @@ def _check_history(db: sl.Database, moments: Iterable[tuple[int, int]]) -> None:
 def _broken(db: sl.Database) -> list[str]:
     store = db._handle.store
     shards = [store.txns.machine, *(store.data(db[name].id) for name in db)]
-    return [
-        text
-        for machine in shards
-        for text in machine.run(broken, state=machine.refresh(timeout=60))
-    ]
+    return [text for machine in shards for text in machine.look(within(60)).ask(broken)]
 
 
 # --- where to kill

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 import strandline as sl
 from strandline.txn.apply import apply_table
+from tests.support.deadlines import within
 
 SETTINGS = sl.Settings(
     background=False,  # all is done by whose turn it is, so that the calls are the same each time
@@ -181,7 +182,7 @@ def sql_update(seed: int, key: int) -> Step:
 def apply(table: str) -> Step:
     return Step(
         f"apply {table}",
-        lambda db, _: apply_table(db._handle.store, db[table].id, timeout=60),
+        lambda db, _: apply_table(db._handle.store, db[table].id, deadline=within(60)),
     )
 
 
@@ -226,7 +227,7 @@ def round_of(number: int) -> list[Step]:
         update("events", low),
         delete_where("events", low + 7),
         apply("events"),
-        Step("tidy", lambda db, _: db._handle.store.txns.tidy(timeout=60)),
+        Step("tidy", lambda db, _: db._handle.store.txns.tidy(deadline=within(60))),
         overwrite("items", seed + 6, low + 2),
         delete_where("items", low + 20),
         sql_update(seed + 7, low),

@@ -36,6 +36,7 @@ from strandline.txn import Txn, TxnsHandle
 from strandline.txn.apply import apply_table
 from tests.golden.content import content, written
 from tests.golden.world import World
+from tests.support.deadlines import within
 
 __all__ = ["SMALL", "make"]
 
@@ -179,7 +180,7 @@ def _stock(start: int, end: int, count: int) -> pa.Table:
 
 
 def _apply(table: Table) -> None:
-    apply_table(table._handle.store, table._version.table, timeout=60.0)
+    apply_table(table._handle.store, table._version.table, deadline=within(60.0))
 
 
 def _tables(golden: Golden, db: Database) -> None:
@@ -264,7 +265,7 @@ def _sessions(golden: Golden, db: Database) -> None:
     # One that is ended, for having been silent, and one that lives.
     golden.abandoned("stock", _stock(0, 48, 9))
     for _ in range(6):
-        db._handle.store.look_out([], timeout=60.0)
+        db._handle.store.look_out([], deadline=within(60.0))
         golden.world.wait(300)
     golden.abandoned("readings", _readings(500, 560))
 

@@ -44,6 +44,7 @@ from strandline.txn import Txn
 from strandline.write.staged import Staged
 from tests.golden.content import QUIET, content
 from tests.golden.make import SMALL, make
+from tests.support.deadlines import within
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 NEWEST = FORMATS[-1]
@@ -264,7 +265,7 @@ def test_parts_are_written_as_they_were() -> None:
             schema,
             identity=identity,
             settings=SMALL,
-            timeout=60.0,
+            deadline=within(60.0),
         )
         if file.metadata.created_by.endswith(f"version {pa.__version__}"):
             assert blob.get(part.key, timeout=60.0) == path.read_bytes(), part.key

@@ -26,6 +26,7 @@ from strandline.testing.reference import (
     Update,
 )
 from strandline.txn.apply import apply_table
+from tests.support.deadlines import within
 
 COLUMNS = pa.schema(
     [
@@ -211,12 +212,12 @@ class Tables(RuleBasedStateMachine):
     def apply(self, table: str, commits: int | None) -> None:
         found = self.db[table]
         store = found._handle.store
-        apply_table(store, found._version.table, timeout=60, commits_max=commits)
+        apply_table(store, found._version.table, deadline=within(60), commits_max=commits)
         self.check(table)
 
     @rule()
     def tidy(self) -> None:
-        self.db["events"]._handle.store.txns.tidy(timeout=60)
+        self.db["events"]._handle.store.txns.tidy(deadline=within(60))
         for table in self.reference.tables:
             self.check(table)
 
@@ -264,7 +265,7 @@ class Tables(RuleBasedStateMachine):
             found = rows_of(view.scan().to_arrow())
         except AsOfTooOld:
             found_table = self.db[table]
-            state = found_table._handle.store.data(found_table.id).refresh(timeout=60)
+            state = found_table._handle.store.data(found_table.id).look(within(60))
             assert state.meta.since is not None
             assert moment < state.meta.since
             return

@@ -65,6 +65,7 @@ from tests.model.transactions_world import (
     same,
     write,
 )
+from tests.support.deadlines import within
 
 # --- strategies
 
@@ -108,7 +109,7 @@ ddl = st.one_of(
 
 def _pass_and_vacuum(who: Process) -> None:
     """Retention goes by the times of commits."""
-    who.store.txns.commit(operation="advance", timeout=5)
+    who.store.txns.commit(operation="advance", deadline=within(5))
     who.db.vacuum(timeout=20)
 
 
@@ -368,7 +369,7 @@ class Transactions(Observed):
         *rest, last = members.values()
         queue._waiting += rest
         try:
-            last.outcome = type(queue).commit(queue, last.command, last.note, timeout=5)
+            last.outcome = type(queue).commit(queue, last.command, last.note, Deadline(who.env, 5))
         except StrandlineError as error:
             last.outcome = error
         # One for all of them, and one that acknowledges the end of a session.
@@ -390,8 +391,7 @@ class Transactions(Observed):
 
         for opened in found:
 
-            def waits(command: Any, said: Any, *, timeout: float, of: Open = opened) -> Any:
-                deadline = Deadline(process.env, timeout)
+            def waits(command: Any, said: Any, deadline: Deadline, of: Open = opened) -> Any:
                 members[of.asked.name] = grouping._Member(command, said, deadline)
                 raise Waits
 
@@ -411,9 +411,9 @@ class Transactions(Observed):
         """One of a group is told what became of it, and asks again by itself if it may."""
         outcomes = [outcome]
 
-        def told(command: Any, said: Any, *, timeout: float) -> Any:
+        def told(command: Any, said: Any, deadline: Deadline) -> Any:
             if not outcomes:
-                return type(queue).commit(queue, command, said, timeout=timeout)
+                return type(queue).commit(queue, command, said, deadline)
             first = outcomes.pop()
             if isinstance(first, BaseException):
                 raise first
@@ -748,12 +748,13 @@ class Transactions(Observed):
         table = self.pick(number)
         assert table is not None
         self._upkeep(
-            process, lambda who: apply_table(who.store, table, timeout=5, commits_max=commits)
+            process,
+            lambda who: apply_table(who.store, table, deadline=within(5), commits_max=commits),
         )
 
     @rule(process=processes)
     def tidy(self, process: int) -> None:
-        self._upkeep(process, lambda who: who.store.txns.tidy(timeout=5))
+        self._upkeep(process, lambda who: who.store.txns.tidy(deadline=within(5)))
 
     @precondition(lambda self: self.model.names)
     @rule(
@@ -780,7 +781,7 @@ class Transactions(Observed):
     def roll_up(self, process: int, number: int) -> None:
         def act(who: Process) -> object:
             machines = who.store.machines()
-            return machines[number % len(machines)].roll_up(timeout=5)
+            return machines[number % len(machines)].roll_up(deadline=within(5))
 
         self._upkeep(process, act)
 
@@ -860,7 +861,7 @@ class Transactions(Observed):
                     for store in each.stores():
                         self.acting(each, store.pulse.tick)
             tables = sorted(self.watch.states.keys() - {TXNS})
-            self.acting(who, partial(who.store.look_out, tables, timeout=5))
+            self.acting(who, partial(who.store.look_out, tables, deadline=within(5)))
             who = self.at(process)
 
     @rule(process=processes, number=numbers)

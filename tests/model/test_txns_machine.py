@@ -35,6 +35,7 @@ from strandline.state.invariants import broken
 from strandline.testing.faults import FAIL_AFTER, LOST, Call, Fault, Faults, FaultyConsensus
 from strandline.txn import Txn, TxnsHandle
 from tests.shard.helpers import WORDS
+from tests.support.deadlines import within
 from tests.txn.helpers import TXNS
 
 SHARDS = [f"s00000000000000d{n}" for n in range(3)]
@@ -482,7 +483,7 @@ class Transactions(RuleBasedStateMachine):
                 if self.since <= time < self.upper:
                     known = max((c for c in model.commits if c <= time), default=None)
                     assert self.judge.latest_write(shard, time) == known, (shard, time)
-            owner = self.judge._store.data(shard).refresh(timeout=60).meta.owner
+            owner = self.judge._store.data(shard).look(within(60)).meta.owner
             assert (owner == TXNS) == model.is_registered
         for time in {self.upper - 1, self.since}:
             there = tuple(s for s, model in self.models.items() if model.was_registered(time))
@@ -492,8 +493,8 @@ class Transactions(RuleBasedStateMachine):
     def states_are_sound(self) -> None:
         if self.pairs:
             for machine in self.judge._store.machines():
-                machine.refresh(timeout=60)
-                assert machine.run(broken) == []
+                machine.look(within(60))
+                assert machine.ask(broken) == []
 
     def teardown(self) -> None:
         if not self.pairs:

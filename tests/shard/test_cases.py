@@ -35,6 +35,7 @@ from tests.shard.helpers import (
     rows,
     updates,
 )
+from tests.support.deadlines import within
 from tests.txn.helpers import faulty
 
 
@@ -203,11 +204,11 @@ def test_times_before_since_move_up_to_it_and_add_up(location: Location, pair: P
 def stored(pair: Pair) -> list[tuple[str, int, int]]:
     """All updates as they are stored, with the times that they have by now."""
     shard = pair[0]._shard
-    state = shard.machine.refresh()
+    state = shard.machine.look()
     found = []
-    for _, reference in state.references.range():
+    for _, reference in state.state.references.range():
         columns = ["word", "__time", "__diff"]
-        table = shard.reader.read(reference.part, shard.schema, columns=columns, timeout=5)
+        table = shard.reader.read(reference.part, shard.schema, columns=columns, deadline=within(5))
         found += [(r["word"], r["__time"], r.get("__diff", 1)) for r in table.to_pylist()]
     return sorted(found)
 
@@ -284,7 +285,7 @@ def test_since_follows_its_holds_however_upper_moves(location: Location, pair: P
 
 
 def since(pair: Pair) -> int | None:
-    return pair[0]._shard.machine.refresh().meta.since
+    return pair[0]._shard.machine.look().meta.since
 
 
 def test_an_append_whose_reply_was_lost_happens_once(location: Location) -> None:
@@ -397,9 +398,9 @@ def test_a_copy_of_a_process_appends_no_part_that_the_other_deletes(location: Lo
     machine = write._shard.machine
     submit, tried = machine.submit, []
 
-    def submitted(command: Command, **options: Any) -> Any:
+    def submitted(command: Command, *args: Any, **options: Any) -> Any:
         tried.append(command)
-        return submit(command, **options)
+        return submit(command, *args, **options)
 
     machine.submit = submitted  # type: ignore[method-assign]
     failing = True
@@ -491,8 +492,8 @@ def test_a_part_that_the_shard_names_is_not_dropped(location: Location, pair: Pa
     write, _ = pair
     for time in range(2):
         write.compare_and_append(updates(("a", time, 1)), time, time + 1)
-    state = write._shard.machine.refresh()
-    mine = [reference.part for _, reference in state.references.range()]
+    state = write._shard.machine.look()
+    mine = [reference.part for _, reference in state.state.references.range()]
     write._drop(mine)
     write.compare_and_append(updates(("a", 2, 1)), 2, 3)
     assert parts(location) == 3

@@ -363,7 +363,7 @@ def test_a_replica_writes_only_what_is_not_there(location: Location, pair: Pair)
     assert len(objects(location)) == 1
     more = updates(*(("a", time, 1) for time in range(8)))
     assert other_write.append(more, 8, lower=0).upper == 8
-    parts = [r.part for _, r in read._shard.machine.refresh().references.range()]
+    parts = [r.part for _, r in read._shard.machine.look().state.references.range()]
     assert [(part.rows, part.time_min) for part in parts] == [(6, 0), (2, 6)]
     assert rows(location, read, 7) == {"a": 8}
     with pytest.raises(UsageError, match="an update at 9"):
@@ -553,7 +553,7 @@ def test_a_reader_whose_lease_ended_is_told(location: Location, pair: Pair) -> N
     other_write, other = opened(location)
     machine = other_write._shard.machine
     session = machine.session
-    count = machine.refresh().sessions.get((session,))
+    count = machine.look().state.sessions.get((session,))
     assert count is not None
     assert write._shard.machine.submit(Expire(session, count.count))
     for refused in (
@@ -573,10 +573,10 @@ def test_closing_ends_the_session_with_the_last_handle(location: Location) -> No
     shard = write._shard
     write.close()
     write.close()
-    assert (shard.machine.session,) in dict(shard.machine.refresh().sessions.range())
+    assert (shard.machine.session,) in dict(shard.machine.look().state.sessions.range())
     read.close()
     read.close()
-    assert dict(shard.machine.refresh().sessions.range()) == {}
+    assert dict(shard.machine.look().state.sessions.range()) == {}
 
 
 def test_a_closed_handle_does_nothing_more(location: Location) -> None:

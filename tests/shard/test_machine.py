@@ -194,8 +194,8 @@ class Shards(RuleBasedStateMachine):
     def delete_what_is_dead(self) -> None:
         """What a vacuum may do at the very worst: without any delay."""
         machine = self.writes[0]._shard.machine
-        state = machine.refresh()
-        for key in machine.run(lambda s: [dead.key for _, dead in s.dead.range()], state=state):
+        state = machine.look()
+        for key in state.ask(lambda s: [dead.key for _, dead in s.dead.range()]):
             self.location.blob.delete(key, timeout=60)
         self.check()
 
@@ -260,7 +260,7 @@ class Shards(RuleBasedStateMachine):
     @rule(who=who)
     def uppers_agree(self, who: int) -> None:
         assert self.writes[who].fetch_upper() == self.upper
-        state = self.writes[who]._shard.machine.refresh()
+        state = self.writes[who]._shard.machine.look()
         assert state.meta.since is not None
         assert state.meta.since <= self.since
 

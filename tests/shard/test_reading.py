@@ -161,8 +161,8 @@ def replaced_and_gone(location: Location) -> None:
     report = compact(location, SHARD, strategy="full", settings=SMALL)
     assert report.jobs - report.discarded
     write, read = opened(location)
-    state = write._shard.machine.refresh()
-    dead = [entry.key for _, entry in state.dead.range()]
+    state = write._shard.machine.look()
+    dead = [entry.key for _, entry in state.state.dead.range()]
     for key in dead:
         location.blob.delete(key, timeout=60)
     assert dead

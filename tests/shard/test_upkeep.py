@@ -71,7 +71,7 @@ def test_a_job_whose_inputs_were_replaced_is_discarded(location: Location, pair:
         write.compare_and_append(updates((f"w{time}", time, 1)), time, time + 1)
     compacting = importlib.import_module("strandline.shard.alone.compaction")
     shard = write._shard
-    (job,) = compacting.plan_jobs(shard.machine.refresh(), "full")
+    (job,) = compacting.plan_jobs(shard.machine.look().state, "full")
     compact(location, SHARD, strategy="full", settings=QUIET)
     assert compacting._run(shard, job, shard.deadline(None)) is False
     assert rows(location, read, 2) == {"w0": 1, "w1": 1, "w2": 1}
@@ -197,8 +197,8 @@ def sessions(location: Location) -> list[str]:
     """The sessions that the shard knows, but for those of whoever looks."""
     _, read = opened(location)
     mine = read._shard.machine
-    state = mine.refresh()
-    found = [key[0] for key, _ in state.sessions.range() if key[0] != mine.session]
+    state = mine.look()
+    found = [key[0] for key, _ in state.state.sessions.range() if key[0] != mine.session]
     read.close()
     return found
 
@@ -308,12 +308,12 @@ def test_holds_are_listed_and_any_of_them_is_released(location: Location, pair: 
     assert said == [(0, "reader", False), (3, "hold", True), (5, "reader", False)]
     (silent,) = [h["hold"] for h in held if h["since"] == 0]
     assert release_hold(location, SHARD, silent, settings=QUIET)
-    assert read._shard.machine.refresh().meta.since == 3
+    assert read._shard.machine.look().meta.since == 3
     with pytest.raises(Fenced):
         read.snapshot(8)
     assert release_hold(location, SHARD, "job", settings=QUIET)
     assert not release_hold(location, SHARD, "job", settings=QUIET)
-    assert read._shard.machine.refresh().meta.since == 5
+    assert read._shard.machine.look().meta.since == 5
     with pytest.raises(Fenced):
         mine.downgrade_since(4)
     other.close()

@@ -66,8 +66,8 @@ class History:
                 self.done[name] = number + 1  # should the process die, nobody knows any more
                 self.unknown.add(note)
             try:
-                machine.refresh()
-                change = () if machine.run(lambda s: current_table(s, "t")) else _CREATE
+                machine.look()
+                change = () if machine.ask(lambda s: current_table(s, "t")) else _CREATE
                 command = Commit(
                     world.env.now_micros(), (Write("t", batch()),), change, token=token
                 )

@@ -12,6 +12,7 @@ import pytest
 
 from strandline.env import Deadline
 from strandline.shard.follower import Follower
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state import decide
 from strandline.state.commands import Compact, Read
@@ -99,9 +100,9 @@ def test_an_overlay_without_the_filter_by_time_is_noticed(monkeypatch: Patch) ->
     overlay = Txns.overlay
 
     def unfiltered(
-        self: Txns, state: State, table: str, upper: int, as_of: int | None = None
+        self: Txns, look: Look, table: str, upper: int, as_of: int | None = None
     ) -> tuple[Entry, ...]:
-        return overlay(self, state, table, upper if as_of is None else 0, as_of)
+        return overlay(self, look, table, upper if as_of is None else 0, as_of)
 
     monkeypatch.setattr(Txns, "overlay", unfiltered)
     # Others show it in other ways: a row is retracted more often than it was added.
@@ -113,9 +114,9 @@ def test_a_cached_data_state_that_is_older_than_what_was_tidied_is_noticed(
 ) -> None:
     data_for = view.data_for
 
-    def cached(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
-        known = store.data(version.table).state
-        return known if known.seqno else data_for(store, state, version, deadline)
+    def cached(store: Store, look: Look, version: TableVersion, deadline: Deadline) -> Look:
+        known = store.data(version.table).known(deadline)
+        return known if known.seqno else data_for(store, look, version, deadline)
 
     monkeypatch.setattr(view, "data_for", cached)
     assert noticed(range(1, 46)) != ""
@@ -123,16 +124,16 @@ def test_a_cached_data_state_that_is_older_than_what_was_tidied_is_noticed(
 
 def test_a_data_shard_that_is_read_before_the_txns_shard_is_noticed(monkeypatch: Patch) -> None:
     settled, data_for = view._settled, view.data_for
-    early: dict[tuple[int, str], State] = {}
+    early: dict[tuple[int, str], Look] = {}
 
-    def data_first(store: Store, as_of: int | None, deadline: Deadline) -> tuple[State, int]:
+    def data_first(store: Store, as_of: int | None, deadline: Deadline) -> tuple[Look, int]:
         for machine in store.machines()[1:]:
-            early[id(store), machine.shard] = machine.refresh(timeout=deadline.remaining())
+            early[id(store), machine.shard] = machine.look(deadline)
         return settled(store, as_of, deadline)
 
-    def read_early(store: Store, state: State, version: TableVersion, deadline: Deadline) -> State:
+    def read_early(store: Store, look: Look, version: TableVersion, deadline: Deadline) -> Look:
         known = early.get((id(store), version.table))
-        return known or data_for(store, state, version, deadline)
+        return known or data_for(store, look, version, deadline)
 
     monkeypatch.setattr(view, "_settled", data_first)
     monkeypatch.setattr(view, "data_for", read_early)

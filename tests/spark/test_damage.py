@@ -17,6 +17,7 @@ from strandline.pipeline import verifying
 from strandline.pipeline.tables import table as spark_table
 from tests.spark.helpers import rows
 from tests.support.damage import SMALL, TABLES, Lake, build, flip
+from tests.support.deadlines import within
 
 pytestmark = pytest.mark.spark
 
@@ -136,7 +137,7 @@ def test_a_verified_part_is_verified_again_when_it_was_written_to(
 
         def noted(part: Any, *, timeout: float) -> None:
             verified.append(part.key)
-            read(part, timeout=timeout)
+            read(part, deadline=within(timeout))
 
         monkeypatch.setattr(db._handle.store.reader, "verify", noted)
         monkeypatch.setattr(

@@ -10,6 +10,7 @@ from strandline.table import Table
 from strandline.txn.view import view_of
 from tests.spark.helpers import rows
 from tests.spark.test_tables import Read, both_kinds, both_ways, history, natively
+from tests.support.deadlines import within
 
 pytestmark = pytest.mark.spark
 
@@ -17,10 +18,8 @@ pytestmark = pytest.mark.spark
 def parts_of_history(table: Table) -> int:
     store = table._handle.store
     machine = store.data(table._version.table)
-    state = machine.refresh(timeout=60.0)
-    found: int = machine.run(
-        lambda s: sum(r.part.has_end for _, r in s.references.range()), state=state
-    )
+    state = machine.look(within(60.0))
+    found: int = state.ask(lambda s: sum(r.part.has_end for _, r in s.references.range()))
     return found
 
 
@@ -44,7 +43,7 @@ def test_the_present_is_left_to_sparks_own_reader(
 ) -> None:
     table, _ = history(db, kind)
     compact(spark, db, "stock", strategy="full")
-    view = view_of(table._handle.store, table._version.table, None, timeout=60.0)
+    view = view_of(table._handle.store, table._version.table, None, deadline=within(60.0))
     reading = Reading(table._handle, view, Want(), table._handle.deadline(60.0))
     assert reading.tasks
     assert all(reading.is_clean(task) for task in reading.tasks)

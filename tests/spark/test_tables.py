@@ -18,6 +18,7 @@ from strandline.pipeline.tables import views
 from strandline.table import Table
 from strandline.txn.apply import apply_table
 from tests.spark.helpers import rows
+from tests.support.deadlines import within
 
 pytestmark = pytest.mark.spark
 
@@ -59,7 +60,7 @@ def stock(start: int, end: int, count: int = 1) -> pa.Table:
 
 
 def apply(table: Table) -> None:
-    apply_table(table._handle.store, table._version.table, timeout=60.0)
+    apply_table(table._handle.store, table._version.table, deadline=within(60.0))
 
 
 def shape(table: Table) -> list[Any]:

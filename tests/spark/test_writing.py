@@ -12,6 +12,7 @@ from strandline.pipeline.importing import write_rows
 from strandline.pipeline.site import Site, handle_of
 from strandline.state.model import EVERYTHING
 from tests.spark.helpers import rows
+from tests.support.deadlines import within
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +37,9 @@ def test_a_task_sorts_what_memory_holds_and_what_it_does_not(
     batch = write_rows(site, data.to_batches(max_chunksize=100))
     schema = TableSchema.from_version(table._version)
     found = pa.concat_tables(
-        handle.store.reader.read(part, schema, columns=None, interval=EVERYTHING, timeout=60.0)
+        handle.store.reader.read(
+            part, schema, columns=None, interval=EVERYTHING, deadline=within(60.0)
+        )
         for part in batch.parts
     )
     last = dict(zip(data["k"].to_pylist(), data["v"].to_pylist(), strict=True))

@@ -20,6 +20,7 @@ from strandline.errors import Corruption, UsageError
 from strandline.settings import Settings
 from strandline.shard import rollup
 from strandline.txn.apply import apply_table
+from tests.support.deadlines import within
 
 __all__ = ["READS", "SMALL", "TABLES", "Lake", "build", "flip", "names", "read_all", "stored"]
 
@@ -77,7 +78,7 @@ def _settled(start: int, end: int) -> pa.Table:
 
 def _apply(db: Database, name: str) -> None:
     table = db[name]
-    apply_table(table._handle.store, table._version.table, timeout=60.0)
+    apply_table(table._handle.store, table._version.table, deadline=within(60.0))
 
 
 def build(path: Path) -> None:

@@ -221,4 +221,4 @@ def texts(state: State) -> list[bytes]:
 
 def everything(machine: Machine) -> dict[str, dict[Any, Any]]:
     """Every item of every collection of the machine's newest state."""
-    return machine.run(lambda s: {name: dict(found.range()) for name, found in s.maps.items()})
+    return machine.ask(lambda s: {name: dict(found.range()) for name, found in s.maps.items()})

@@ -16,6 +16,7 @@ from strandline.parts.schema import new_schema
 from strandline.state.model import Batch, Entry
 from strandline.txn.apply import apply_table
 from strandline.txn.handle import Handle
+from tests.support.deadlines import within
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.string())])
 COMMITS = 150
@@ -32,7 +33,7 @@ def handle_of(table: sl.Table) -> Handle:
 
 def apply_some(table: sl.Table, commits: int) -> None:
     handle = handle_of(table)
-    apply_table(handle.store, table.id, timeout=60, commits_max=commits)
+    apply_table(handle.store, table.id, deadline=within(60), commits_max=commits)
 
 
 @pytest.mark.parametrize("kind", ["keyed", "rows"])

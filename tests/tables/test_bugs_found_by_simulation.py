@@ -29,6 +29,7 @@ from strandline.txn.handle import Handle, Origin
 from strandline.upkeep.background import open_store
 from strandline.write import commit as writing
 from strandline.write import proof
+from tests.support.deadlines import within
 from tests.tables.helpers import apply
 
 COLUMNS = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
@@ -240,14 +241,14 @@ def test_a_proof_that_runs_out_of_time_says_so(
     deadline = Deadline(events._handle.store.env, 60)
     read = Read(events.id, events.append(rows((1, 1))).micros + 1, (EVERYTHING,))
     events.append(rows((2, 2)))
-    look = changes.look
+    look = changes.spans_after
 
     def slow(*arguments: Any, **more: Any) -> Any:
         spans = look(*arguments, **more)
         deadline.at = 0.0
         return spans
 
-    monkeypatch.setattr(proof, "look", slow)
+    monkeypatch.setattr(proof, "spans_after", slow)
     with pytest.raises((DeadlineExceeded, TransactionConflict)):
         proof.proven(events._handle, [read], lambda _, __: True, deadline)
 
@@ -293,12 +294,12 @@ def test_a_table_may_be_finished_by_another_vacuum_while_this_one_applies_its_la
     def late(*arguments: Any) -> Any:
         found = bite(*arguments)
         if others.pop() if others else False:
-            apply_table(db._handle.store, events.id, timeout=60)
-            db._handle.store.data(events.id).submit(Finish(), timeout=60)
+            apply_table(db._handle.store, events.id, deadline=within(60))
+            db._handle.store.data(events.id).submit(Finish(), deadline=within(60))
         return found
 
     monkeypatch.setattr(strandline.txn.apply, "_bite", late)
-    assert apply_table(db._handle.store, events.id, timeout=60).commits == 0
+    assert apply_table(db._handle.store, events.id, deadline=within(60)).commits == 0
     assert not others
     db.vacuum()
 

@@ -169,7 +169,7 @@ def doubted(tmp_path: Path) -> Database:
 def since_after_compaction(db: Database) -> int:
     db.compact("readings", strategy="full")
     table = db.table("readings")
-    state = db._handle.store.data(table.id).refresh()
+    state = db._handle.store.data(table.id).look()
     assert state.meta.since is not None
     return state.meta.since
 

@@ -11,9 +11,11 @@ import pytest
 
 from strandline.connect import LOG_FILE, connect
 from strandline.database import Database
+from strandline.env import Deadline
 from strandline.errors import Corruption
-from strandline.state.replay import State
+from strandline.shard.look import Look
 from strandline.table import Table
+from tests.support.deadlines import within
 from tests.tables.helpers import QUIET, apply
 
 COUNT = 20_000
@@ -115,7 +117,7 @@ def test_commits_that_the_log_lost_and_a_table_kept_are_missed_by_whoever_uses_i
             with pytest.raises(Corruption, match=told) as caught:
                 USES[use](db)
             assert caught.value.object == f"record {before + 1} of shard {txns}"
-            assert db._handle.store.txns.refresh(timeout=9).seqno == before, "nothing is written"
+            assert db._handle.store.txns.look(within(9)).seqno == before, "nothing is written"
 
 
 def test_a_table_that_ended_although_the_log_has_it_is_missed(tmp_path: Path) -> None:
@@ -151,17 +153,17 @@ def test_what_is_applied_between_two_looks_is_no_damage(tmp_path: Path, use: str
         with connect(tmp_path, settings=QUIET) as db:
             table = db["t"]
             machine = db._handle.store.data(table.id)
-            refresh = machine.refresh
+            look = machine.look
             met = []
 
-            def meanwhile(*, timeout: float | None = None) -> State:
+            def meanwhile(deadline: Deadline | None = None) -> Look:
                 other["t"].append({"k": [2]})
                 apply(other["t"])
-                met.append(refresh(timeout=timeout).meta.upper or 0)
+                met.append(look(deadline).meta.upper or 0)
                 assert met[-1] > (db._handle.store.txns.machine.state.meta.upper or 0)
-                return machine.state
+                return machine.known(deadline)
 
-            machine.refresh = meanwhile  # type: ignore[method-assign]
+            machine.look = meanwhile  # type: ignore[method-assign]
             uses: dict[str, Callable[[], Any]] = {
                 "scan": table.scan().count,
                 "append": lambda: table.append({"k": [2]}),

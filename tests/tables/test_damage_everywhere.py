@@ -30,6 +30,7 @@ from strandline.state.codec import decode_page, decode_record, decode_rollup
 from strandline.state.model import Part
 from strandline.txn.view import view_of
 from tests.support.damage import READS, SMALL, TABLES, Lake, build, flip, names
+from tests.support.deadlines import within
 
 SEED = 20_261_121
 FULL = os.environ.get("STRANDLINE_DAMAGE") == "full"
@@ -194,14 +195,17 @@ def test_every_bit_of_the_parts(lake: Lake, share: int) -> None:
             data = lake.whole[part.key]
             path = lake.path / part.key
             path.chmod(0o600)
-            expected = store.reader.read(part, schema, columns=None, timeout=60)
+            expected = store.reader.read(part, schema, columns=None, deadline=within(60))
             for bit in range(share, 8 * len(data), SHARES):
                 path.write_bytes(flip(data, bit))
                 store.reader = PartReader(store.location.blob, SMALL, store.env)
                 with pytest.raises(Corruption, match=part.key):
-                    store.reader.verify(part, timeout=60)
+                    store.reader.verify(part, deadline=within(60))
                 try:
-                    right = store.reader.read(part, schema, columns=None, timeout=60) == expected
+                    right = (
+                        store.reader.read(part, schema, columns=None, deadline=within(60))
+                        == expected
+                    )
                 except Corruption as error:
                     right = names(error, part.key)
                 assert right, (part.key, bit)
@@ -221,7 +225,7 @@ def parts_in_use(db: Database) -> list[tuple[str, Part, TableSchema]]:
     """Each table with each of its live parts."""
     found = []
     for name in TABLES:
-        view = view_of(db._handle.store, db[name]._version.table, None, timeout=60)
+        view = view_of(db._handle.store, db[name]._version.table, None, deadline=within(60))
         reading = Reading(db._handle, view, Want(), db._handle.deadline(None))
         parts = {part.key: part for task in reading.tasks for part, _, _ in parts_of(task)}
         found += [(name, part, reading.schema) for part in parts.values()]

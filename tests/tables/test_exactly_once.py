@@ -11,6 +11,7 @@ import strandline as sl
 from strandline.errors import LocationError
 from strandline.state.commands import Apply
 from strandline.txn.apply import apply_table
+from tests.support.deadlines import within
 from tests.tables.helpers import apply
 
 
@@ -38,7 +39,7 @@ def test_an_apply_takes_all_that_was_committed_at_a_time_or_nothing(
     written_in_one_commit(db, 4, 5)
     store = db._handle.store
     for expected in ([1, 2, 3], [4, 5], []):
-        applied = apply_table(store, table.id, timeout=60, commits_max=1)
+        applied = apply_table(store, table.id, deadline=within(60), commits_max=1)
         assert applied.commits == bool(expected)
         if expected:
             data = store.data(table.id).state
@@ -57,9 +58,9 @@ def test_nothing_is_tidied_that_is_not_applied_for_certain(
     machine = db._handle.store.data(table.id)
     submit = machine.submit
 
-    def fails(command: Any, **more: Any) -> Any:
+    def fails(command: Any, *args: Any, **more: Any) -> Any:
         if not isinstance(command, Apply):
-            return submit(command, **more)
+            return submit(command, *args, **more)
         if how == "never tried":
             raise KeyboardInterrupt
         raise LocationError("no answer", may_have_happened=how == "lost")
@@ -69,7 +70,7 @@ def test_nothing_is_tidied_that_is_not_applied_for_certain(
         apply(table)
     machine.submit = submit  # type: ignore[method-assign]
     table.append({"k": [1]})  # a commit takes out what it was told is applied
-    assert db._handle.store.txns.tidy(timeout=9) == 0
+    assert db._handle.store.txns.tidy(deadline=within(9)) == 0
     assert values(table) == [0, 1]
     assert values(open_database()["t"]) == [0, 1]
     apply(table)
@@ -84,7 +85,9 @@ def test_a_subscription_goes_on_at_the_very_next_time(
     """Times of commits are neighbours when the clock stands, or is behind."""
     txns = db._handle.store.txns
     first = txns.commit(
-        at_least=txns.latest(txns.machine.state) + 60_000_000, operation="advance", timeout=9
+        at_least=txns.latest(txns.machine.known()) + 60_000_000,
+        operation="advance",
+        deadline=within(9),
     ).time
     commits = [table.append({"k": [n]}) for n in range(1, 6)]
     times = [commit.micros for commit in commits]

@@ -390,7 +390,7 @@ def test_f7_a_replaced_holder_that_misses_an_object_learns_its_fate(
     apply(table)
     scan = a.table.scan()
     view = a.table._view(a._handle.deadline(None))
-    old = [key[0] for key, _ in view.data.parts.range()]
+    old = [key[0] for key, _ in view.data.state.parts.range()]
     assert len(old) == 1
     b = table.attach("b")
     b.overwrite({"k": [1]})
@@ -410,7 +410,7 @@ def test_f7_the_same_in_a_live_session_is_an_alarm(db: sl.Database, table: sl.Ta
         a.append({"k": list(range(10))})
         apply(table)
         view = a.table._view(a._handle.deadline(None))
-        (part,) = [key[0] for key, _ in view.data.parts.range()]
+        (part,) = [key[0] for key, _ in view.data.state.parts.range()]
         db._handle.store.location.blob.delete(part, timeout=60)
         with pytest.raises(sl.Corruption, match="missing"):
             _read(a, view)

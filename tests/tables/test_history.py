@@ -20,6 +20,7 @@ from strandline.state.plan import CompactionJob
 from strandline.table import Table
 from strandline.times import Micros
 from strandline.upkeep.compaction import workshop
+from tests.support.deadlines import within
 from tests.tables.helpers import apply, rows
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("text", pa.string())])
@@ -37,13 +38,13 @@ def _merging(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def references(table: Table) -> list[Reference]:
     machine = table._handle.store.data(table._version.table)
-    state = machine.refresh(timeout=60.0)
-    return machine.run(lambda s: [r for _, r in s.references.range()], state=state)
+    state = machine.look(within(60.0))
+    return state.ask(lambda s: [r for _, r in s.references.range()])
 
 
 def give_up(table: Table, since: int) -> None:
     """Makes the table's history begin at `since`."""
-    table._handle.store.data(table._version.table).submit(Retain(since), timeout=60.0)
+    table._handle.store.data(table._version.table).submit(Retain(since), deadline=within(60.0))
 
 
 class Told:
@@ -188,10 +189,12 @@ def test_times_rank_where_a_merge_left_out_what_lies_between(db: Database, split
     if inputs[0][1].leaf:
         (leaf,) = (leaf for _, leaf in machine.state.leaves.range())
         job = replace(job, leaf=leaf)
-    outputs = run_job(workshop(store, version, threads=1, timeout=60.0), job, timeout=60.0)
+    outputs = run_job(
+        workshop(store, version, threads=1, deadline=within(60.0)), job, deadline=within(60.0)
+    )
     assert [output.part.distinct for output in outputs] == [True]
     command = Compact(tuple(key for key, _ in job.inputs), outputs)
-    assert machine.submit(command, timeout=60.0) is True
+    assert machine.submit(command, deadline=within(60.0)) is True
     assert rows(table.scan().to_arrow()) == [(1, 1, "new"), (2, 2, "last")]
     assert rows(table.get(1)) == [(1, 1, "new")]
     assert rows(table.scan(as_of=commits[0]).to_arrow()) == [(1, 0, "old")]

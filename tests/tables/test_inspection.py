@@ -88,7 +88,7 @@ def test_a_rollup_and_its_pages_are_shown(
     machine: Any = split._handle.store.txns.machine
     for number in range(200):
         split.append({"sensor": [number], "at": [9]})
-    machine.maybe_rollup(timeout=60.0)
+    machine.maybe_rollup()
     split.append({"sensor": [0], "at": [10]})
     db = open_database()
     assert db.inspect("rollups").num_rows >= 1

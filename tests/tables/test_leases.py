@@ -21,6 +21,7 @@ from strandline.state.plan import CompactionJob
 from strandline.table import Table
 from strandline.upkeep.compaction import CompactionReport, compact_table, workshop
 from strandline.write.commit import commit_writes
+from tests.support.deadlines import within
 from tests.tables.helpers import QUIET, apply
 
 Open = Callable[..., Database]
@@ -50,8 +51,8 @@ def data(db: Database, table: Table) -> Machine:
 
 def expire(victim: Machine, other: Machine) -> None:
     """Has another end the victim's session, which has to be registered."""
-    other.refresh()
-    session = other.run(lambda s: s.sessions.get((victim.session,)))
+    other.look()
+    session = other.ask(lambda s: s.sessions.get((victim.session,)))
     assert session is not None
     assert other.submit(Expire(victim.session, session.count)) is True
 
@@ -98,8 +99,8 @@ def test_an_idle_owner_does_not_notice_that_its_session_expired(
     assert keys(mine) == keys(table) == [1, 2, 3, 4, 5]
     now = txns(db).session
     db.close()
-    newest = txns(other).refresh()
-    left = txns(other).run(lambda s: {key[0]: v for key, v in s.sessions.range()}, state=newest)
+    newest = txns(other).look()
+    left = newest.ask(lambda s: {key[0]: v for key, v in s.sessions.range()})
     assert left[before].expired is not None
     assert now not in left
 
@@ -132,13 +133,13 @@ def test_each_shard_knows_its_own_sessions_and_a_close_ends_them(
     compact(db, table)
     machines = txns(db), data(db, table)
     assert machines[0].session != machines[1].session
-    for part in data(db, table).run(lambda s: [key[0] for key, _ in s.parts.range()]):
+    for part in data(db, table).ask(lambda s: [key[0] for key, _ in s.parts.range()]):
         assert part.startswith(machines[1].session)
     db.close()
     mine = other.table("t")
     for machine in (txns(other), data(other, mine)):
-        state = machine.refresh()
-        assert machine.run(lambda s: list(s.sessions.range()), state=state) == []
+        state = machine.look()
+        assert state.ask(lambda s: list(s.sessions.range())) == []
 
 
 def test_rows_that_were_gathered_under_a_session_that_expired_are_gathered_again(
@@ -162,7 +163,7 @@ def test_rows_that_were_gathered_under_a_session_that_expired_are_gathered_again
     assert apply(mine) == 1
     assert len(written) == 2
     assert keys(table) == [1, 2, 3, 4, 5]
-    kept = data(db, mine).run(lambda s: [key[0] for key, _ in s.parts.range()])
+    kept = data(db, mine).ask(lambda s: [key[0] for key, _ in s.parts.range()])
     assert written[0] not in kept
     assert written[1] in kept
 
@@ -200,16 +201,16 @@ def test_a_compaction_that_fails_gives_its_claim_back(db: Database, table: Table
         yield jobs[0], ()
 
     with pytest.raises(ZeroDivisionError):
-        compact_table(store, version, strategy="full", timeout=60, runner=failing)
-    assert data(db, table).refresh().meta.claim == ""
+        compact_table(store, version, strategy="full", deadline=within(60), runner=failing)
+    assert data(db, table).look().meta.claim == ""
     assert not store.pulse._held
 
 
 def test_a_compaction_that_finds_nothing_to_do_writes_nothing(db: Database, table: Table) -> None:
     compact(db, table)
-    seqno = data(db, table).refresh().seqno
+    seqno = data(db, table).look().seqno
     assert compact(db, table).jobs == 0
-    assert data(db, table).refresh().seqno == seqno
+    assert data(db, table).look().seqno == seqno
 
 
 def test_a_merge_whose_session_expired_is_discarded_and_made_later(
@@ -221,16 +222,16 @@ def test_a_merge_whose_session_expired_is_discarded_and_made_later(
 
     def slowly(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, Any]]:
         for job in jobs:
-            shop = workshop(store, version, threads=1, timeout=60)
-            outputs = run_job(shop, job, timeout=60)
+            shop = workshop(store, version, threads=1, deadline=within(60))
+            outputs = run_job(shop, job, deadline=within(60))
             if slow:
                 slow.pop()
                 expire(data(db, table), data(other, table))
             yield job, outputs
 
-    report = compact_table(store, version, strategy="full", timeout=60, runner=slowly)
+    report = compact_table(store, version, strategy="full", deadline=within(60), runner=slowly)
     assert (report.jobs, report.discarded, report.parts_after) == (2, 1, 1)
-    assert data(other, table).refresh().meta.claim == ""
+    assert data(other, table).look().meta.claim == ""
     assert keys(table) == keys(other.table("t")) == [1, 2, 3]
 
 
@@ -252,7 +253,7 @@ def test_who_writes_looks_after_the_sessions_of_others(open_database: Open, tabl
     session = txns(silent).session
 
     def expired() -> bool:
-        found = txns(busy).run(lambda s: s.sessions.get((session,)), state=txns(busy).refresh())
+        found = txns(busy).look().ask(lambda s: s.sessions.get((session,)))
         return found is not None and found.expired is not None
 
     for key in range(10, 15):

@@ -16,6 +16,7 @@ from strandline.parts.schema import TableSchema
 from strandline.shard import machine
 from strandline.state.codec import encode_record
 from strandline.table import Table
+from tests.support.deadlines import within
 from tests.tables.helpers import QUIET, apply, rows
 
 NO_INLINE = replace(QUIET, inline_bytes_max=0, row_group_rows=2)
@@ -224,7 +225,7 @@ def test_what_was_committed_is_applied_and_tidied_however_large_the_records_of_t
         assert newest.command == "Apply"
         assert len(encode_record(newest)) > committed
         assert newest.seqno == 1, "all at once"
-        assert db._handle.store.txns.tidy(timeout=5) == commits
+        assert db._handle.store.txns.tidy(deadline=within(5)) == commits
         assert table.scan().to_arrow().num_rows == 40 * commits
         with pytest.raises(UsageError, match=f"in the log, where {committed} are the most"):
             table.append(data, metadata={"why": "x"})

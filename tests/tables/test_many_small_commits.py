@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.env import Deadline
 from strandline.state.plan import level_zero
 from strandline.txn.apply import Applied
 from strandline.txn.handle import Handle
@@ -115,11 +116,13 @@ def test_what_is_to_be_applied_goes_before_the_next_bite_of_merging(
         upkeep = handle_of(table).store.background
         assert isinstance(upkeep, Background)
 
-        def apply(_: object, name: str, **__: float) -> Applied:
+        def apply(_: object, name: str, __: Deadline) -> Applied:
             done.append(f"apply {name}")
             return Applied(1, frozenset({None, b"m"}))
 
-        def bite(_: object, name: str, lower: bytes | None, **__: float) -> frozenset[bytes | None]:
+        def bite(
+            _: object, name: str, lower: bytes | None, __: Deadline
+        ) -> frozenset[bytes | None]:
             done.append(f"merge {name} {lower!r}")
             if len(done) == 2:
                 upkeep._due["second"] = None  # a commit comes meanwhile

@@ -15,6 +15,7 @@ from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob
 from strandline.parts.files.read import PartReader
 from strandline.txn.apply import apply_table
+from tests.support.deadlines import within
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 PLAIN = sl.Settings(background=False, inline_bytes_max=0)
@@ -36,7 +37,7 @@ def parts_read() -> Iterator[list[str]]:
 
 
 def applied(table: sl.Table) -> None:
-    apply_table(table._handle.store, table.id, timeout=60)
+    apply_table(table._handle.store, table.id, deadline=within(60))
 
 
 def many(value: int, keys: range = range(20_000)) -> dict[str, Any]:
@@ -99,7 +100,9 @@ def test_at_every_time_each_key_has_the_version_that_a_model_has(
             model = {**model, **dict.fromkeys(keys, number)}
         states.append((commit, model))
         if rng.random() < 0.3:
-            apply_table(table._handle.store, table.id, timeout=60, commits_max=rng.randint(1, 20))
+            apply_table(
+                table._handle.store, table.id, deadline=within(60), commits_max=rng.randint(1, 20)
+            )
         if rng.random() < 0.1:
             db.compact("t", strategy="full")
         if rng.random() < 0.3:

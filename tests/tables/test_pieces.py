@@ -10,6 +10,7 @@ import pytest
 import strandline.read.reading
 from strandline.connect import connect
 from strandline.database import Database
+from strandline.env import Deadline
 from strandline.errors import LocationError
 from strandline.location import BlobMissing
 from strandline.read.reading import Piece, Reading, Want
@@ -109,8 +110,8 @@ def test_a_part_that_was_compacted_away_is_read_where_its_rows_are_now(
     deadline = table._handle.deadline(None)
     view = table._view(deadline)
     db.compact("cut", strategy="full")
-    gone = {r.part.key for _, r in view.data.references.range()} - {
-        r.part.key for _, r in view.machine.state.references.range()
+    gone = {r.part.key for _, r in view.data.state.references.range()} - {
+        r.part.key for _, r in table._handle.store.data(table.id).state.references.range()
     }
     assert gone
     read = table._handle.store.reader.read
@@ -131,7 +132,7 @@ def test_row_groups_of_a_part_that_was_compacted_away_ask_for_another_read(db: D
     deadline = table._handle.deadline(None)
     reading = Reading(table._handle, table._view(deadline), Want(ordered=False), deadline)
 
-    def missing(_: float) -> pa.Table:
+    def missing(_: Deadline) -> pa.Table:
         raise BlobMissing("w0/s0/part/p0.parquet")
 
     with pytest.raises(LocationError, match="read it again"):

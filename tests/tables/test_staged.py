@@ -16,6 +16,7 @@ from strandline.database import Database
 from strandline.state.codec import decode_staged, encode_staged
 from strandline.state.commands import Acknowledge, Expire, Read, Write
 from strandline.state.model import Batch, Interval
+from tests.support.deadlines import within
 from tests.tables.helpers import QUIET, READINGS, apply
 
 LARGE = replace(QUIET, inline_bytes_max=0)
@@ -151,7 +152,7 @@ def test_parts_of_a_session_that_expired_are_refused(
     _, writes, *_ = decode_staged(lost)
     session = writes[0].batch.parts[0].key.split("/")[0]
     machine = driver._handle.store.txns.machine
-    known = machine.refresh().sessions.get((session,))
+    known = machine.look().state.sessions.get((session,))
     assert known is not None
     assert machine.submit(Expire(session, known.count))
     tx = driver.transaction()
@@ -199,7 +200,7 @@ def test_a_transaction_with_reads_is_staged_with_them(sized: Database) -> None:
     first = staged()
     stock.upsert({"item": ["b"], "count": [7]})  # not what it has read
     apply(stock)
-    sized._handle.store.txns.tidy(timeout=60.0)
+    sized._handle.store.txns.tidy(deadline=within(60.0))
     with sized.transaction() as tx:
         tx.merge(first)
     assert counts(sized) == {"a": 2, "b": 7}
@@ -273,7 +274,7 @@ def test_its_session_is_kept_alive_while_it_is_there_and_handed_over_with_its_by
     del staged
     assert not store.pulse._held
     assert store.txns.machine.session == other
-    known = store.txns.refresh(timeout=60.0).sessions
+    known = store.txns.look(within(60.0)).state.sessions
     assert {key[0] for key, _ in known.range()} == {session, other}
 
 

@@ -34,6 +34,7 @@ from tests.model.test_tables_machine import (
     rows_of,
     some_rows,
 )
+from tests.support.deadlines import within
 from tests.tables.helpers import apply
 
 Row = tuple[Any, ...]
@@ -133,7 +134,7 @@ class Subscriptions(RuleBasedStateMachine):
 
     def latest(self) -> int:
         txns = self.db["t"]._handle.store.txns
-        return int(txns.latest(txns.refresh(timeout=60)))
+        return int(txns.latest(txns.look(within(60))))
 
     def committed(self, commit: sl.Commit, upserts: list[Row]) -> None:
         now = rows_of(self.table.scan().to_arrow())
@@ -176,11 +177,11 @@ class Subscriptions(RuleBasedStateMachine):
 
     @rule(commits=st.one_of(st.none(), st.integers(1, 3)))
     def apply(self, commits: int | None) -> None:
-        apply_table(self.store, self.table._version.table, timeout=60, commits_max=commits)
+        apply_table(self.store, self.table._version.table, deadline=within(60), commits_max=commits)
 
     @rule()
     def tidy(self) -> None:
-        self.store.txns.tidy(timeout=60)
+        self.store.txns.tidy(within(60))
 
     @rule(strategy=st.sampled_from(["full", "basic", "size-ratio"]))
     def compact(self, strategy: str) -> None:
@@ -535,7 +536,7 @@ def test_a_subscription_that_comes_too_late_is_told_what_works(table: Table) -> 
     last = table.append(arrow([row(3)]))
     apply(table)
     store = table._handle.store
-    store.txns.tidy(timeout=60)
+    store.txns.tidy(deadline=within(60))
     store.data(table.id).submit(Retain(last.micros))
     with pytest.raises(sl.AsOfTooOld, match=re.escape(f"start from is {times.told(last.micros)}")):
         table.subscribe(first, timeout=SOON)
@@ -551,7 +552,7 @@ def test_an_open_subscription_keeps_the_history_that_it_needs(table: Table) -> N
     subscription = table.subscribe("now", timeout=SOON)
     later = [table.append(arrow([row(n)])) for n in (2, 3)]
     apply(table)
-    store.txns.tidy(timeout=60)
+    store.txns.tidy(deadline=within(60))
     assert store.data(table.id).submit(Retain(later[-1].micros)) == commit.micros
     kinds = dict(zip(*table.holds().select(["kind", "session"]).to_pydict().values(), strict=True))
     assert kinds["subscription"] == store.data(table.id).session
@@ -592,7 +593,7 @@ def test_a_named_subscription_is_kept_over_restarts_and_taken_over(
     assert everything(first) == []
     later = [table.append(arrow([row(n)])) for n in (2, 3)]
     apply(table)
-    table._handle.store.txns.tidy(timeout=60)
+    table._handle.store.txns.tidy(deadline=within(60))
     table._handle.store.data(table.id).submit(Retain(later[-1].micros))
     again = open_database()["t"]
     one = again.subscribe(first.progress, name="mirror")
@@ -631,7 +632,7 @@ def test_more_than_can_be_held_comes_in_several_changes_in_whole_times(
     begun = table.append(arrow([row(0)]))
     commits = [table.append(arrow([row(n) for n in range(size)])) for size in (20, 20, 400, 3, 20)]
     apply(table)
-    table._handle.store.txns.tidy(timeout=60)
+    table._handle.store.txns.tidy(deadline=within(60))
     changes = list(table.subscribe(begun, timeout=SOON))
     assert len(changes) > 2
     known = begun.micros
@@ -672,9 +673,9 @@ def test_a_part_that_was_compacted_and_deleted_meanwhile_costs_no_change(
     found = table.subscribe(begun, timeout=SOON)
     apply(table)
     store = table._handle.store
-    before = {key[0] for key, _ in store.data(table.id).refresh(timeout=60).parts.range()}
+    before = {key[0] for key, _ in store.data(table.id).look(within(60)).state.parts.range()}
     db.compact("p", strategy="full")
-    after = {key[0] for key, _ in store.data(table.id).refresh(timeout=60).parts.range()}
+    after = {key[0] for key, _ in store.data(table.id).look(within(60)).state.parts.range()}
     gone = before - after
     assert gone
     for key in gone:
@@ -687,7 +688,7 @@ def test_a_part_that_is_lost_is_corruption(db: Database) -> None:
     found = table.subscribe("now", timeout=SOON)
     table.append(arrow([row(n) for n in range(20_000)]))
     store = table._handle.store
-    state = store.txns.refresh(timeout=60)
+    state = store.txns.look(within(60)).state
     (part,) = (p for _, e in state.entries.range() for p in e.batch.parts)
     store.location.blob.delete(part.key, timeout=60)
     with pytest.raises(sl.Corruption, match=part.key):

@@ -10,6 +10,7 @@ import strandline as sl
 from strandline.changes import subscription
 from strandline.database import Database
 from strandline.table import Table
+from tests.support.deadlines import within
 from tests.tables.helpers import READINGS, apply
 
 Settle = Callable[[Table], None]
@@ -146,7 +147,7 @@ def test_changes_survive_apply_tidy_and_compaction_of_one_of_the_tables(
         for number in range(8):
             readings.append(row(number))
         apply(readings)
-        db._handle.store.txns.tidy(timeout=60.0)
+        db._handle.store.txns.tidy(deadline=within(60.0))
         db.compact("readings", strategy="full")
         stock.upsert({"item": ["a"], "size": [1], "count": [1]})
         readings.append(row(8))
@@ -182,7 +183,7 @@ def test_a_table_that_came_later_is_read_from_its_beginning(db: Database, readin
     younger = db.create_table("younger", READINGS, row_keys="sensor")
     younger.append(row(2))
     apply(younger)
-    db._handle.store.txns.tidy(timeout=60.0)
+    db._handle.store.txns.tidy(deadline=within(60.0))
     with db.subscribe(["readings", "younger"], first, timeout=0.05) as changes:
         seen = list(changes)
     assert [at for change in seen for at in ats(change, "younger")] == [2]

@@ -15,6 +15,7 @@ from strandline.connect import connect
 from strandline.database import Database
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.settings import Settings
+from tests.support.deadlines import within
 from tests.tables.helpers import QUIET, apply, rows
 
 STOCK = pa.schema([("item", pa.int64()), ("count", pa.int64())])
@@ -222,7 +223,7 @@ def test_what_was_tidied_since_is_a_conflict_and_never_an_assumption(db: Databas
     tx["stock"].update({"count": "count + 1"}, where="item = 1")
     db["stock"].upsert({"item": [1], "count": [77]})
     apply(db["stock"])
-    db._handle.store.txns.tidy(timeout=60)
+    db._handle.store.txns.tidy(deadline=within(60))
     with pytest.raises(TransactionConflict):
         tx.commit()
     assert counts(db["stock"])[1] == 77
@@ -234,7 +235,7 @@ def test_what_was_tidied_since_is_looked_up_and_is_none_if_nothing_changed(db: D
     tx["stock"].update({"count": "count + 1"}, where="item = 2")
     db["stock"].upsert({"item": [1, 3], "count": [77, 78]})
     apply(db["stock"])
-    db._handle.store.txns.tidy(timeout=60)
+    db._handle.store.txns.tidy(deadline=within(60))
     tx.commit()
     assert counts(db["stock"]) == {1: 77, 2: 21, 3: 78}
 

@@ -21,6 +21,7 @@ from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.read.reading import Reading
 from strandline.settings import Settings
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine, _may_be_named
 from strandline.state.codec import decode_receipt, decode_record, decode_rollup
 from strandline.state.commands import Heartbeat
@@ -42,6 +43,7 @@ from strandline.times import told
 from strandline.txn.handle import Handle, Origin
 from strandline.upkeep.background import open_store
 from strandline.upkeep.vacuum import TXNS
+from tests.support.deadlines import within
 from tests.tables.helpers import apply
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -161,8 +163,8 @@ def machine(db: Database, table: Table | str | None) -> Machine:
 def shards(db: Database) -> list[Machine]:
     """Of the database and of every table that there is or was."""
     store = db._handle.store
-    state = store.txns.refresh(timeout=60)
-    tables = store.txns.machine.run(lambda s: {k[0] for k, _ in s.tables.range()}, state=state)
+    state = store.txns.look(within(60))
+    tables = state.ask(lambda s: {k[0] for k, _ in s.tables.range()})
     return [store.txns.machine, *(store.data(table) for table in sorted(tables))]
 
 
@@ -182,11 +184,11 @@ def live_and_dead(db: Database, world: World) -> tuple[set[str], set[str]]:
     live: set[str] = set()
     dead: set[str] = set()
     for shard in shards(db):
-        state = shard.refresh()
+        state = shard.look()
         if not state.seqno:
             continue
-        found, waiting = shard.run(_named, state=state)
-        rollups = shard.run(lambda s: [r.key for _, r in s.rollups.range()], state=state)
+        found, waiting = state.ask(_named)
+        rollups = state.ask(lambda s: [r.key for _, r in s.rollups.range()])
         for key in [*rollups, *_to_be_named(world, shard, state)]:
             live.add(key)
             manifest = decode_rollup(world.store.objects[key][0], key)
@@ -197,14 +199,14 @@ def live_and_dead(db: Database, world: World) -> tuple[set[str], set[str]]:
     return live, dead
 
 
-def _to_be_named(world: World, shard: Machine, state: State) -> Iterator[str]:
+def _to_be_named(world: World, shard: Machine, state: Look) -> Iterator[str]:
     """Rollups of that shard which were written and may be named by the next record."""
     for each in world.opened:
         for other in each._handle.store.machines() if not each._handle.closed else ():
             sealed = other._upkeep.sealed
             if other.shard != shard.shard or sealed is None:
                 continue
-            if shard.run(partial(_may_be_named, sealed), state=state):
+            if state.ask(partial(_may_be_named, sealed)):
                 yield sealed.rollup.key
 
 
@@ -218,8 +220,8 @@ def _named(state: State) -> tuple[set[str], set[str]]:
 def check(db: Database, world: World) -> set[str]:
     """Everything that is needed is there; what is there and not needed."""
     for shard in shards(db):
-        state = shard.refresh()
-        assert shard.run(broken, state=state) == []
+        state = shard.look()
+        assert state.ask(broken) == []
     live, dead = live_and_dead(db, world)
     assert live <= world.objects()
     assert not live & dead
@@ -296,7 +298,7 @@ def test_what_dies_while_the_clock_is_asked_is_not_called_dead_by_then(world: Wo
     def meanwhile(call: Call) -> None:
         if call.kind == "list" and call.key.endswith(".probe") and not asked:
             asked.append(call.key)
-            seqno.append(machine(other, theirs).refresh().seqno)
+            seqno.append(machine(other, theirs).look().seqno)
             theirs.append(rows(77))
             apply(theirs)
             other.compact("t", strategy="full")
@@ -304,7 +306,7 @@ def test_what_dies_while_the_clock_is_asked_is_not_called_dead_by_then(world: Wo
     seqno: list[int] = []
     world.open(meanwhile).vacuum("t")
     shard = machine(db, table)
-    ((key, _),) = shard.run(lambda s: list(s.marks.range()), state=shard.refresh())
+    ((key, _),) = shard.look().ask(lambda s: list(s.marks.range()))
     assert asked
     assert key[0] <= seqno[0]
 
@@ -475,13 +477,13 @@ def test_c4_after_all_before_a_rollup_is_gone_the_state_is_the_same(world: World
     early = db.history(100)["time"][-2].as_py()
     db.prune(before=db.history(1)["time"][0].as_py())
     shard = machine(db, table)
-    before = shard.run(lambda s: [ref for _, ref in s.references.range()], state=shard.refresh())
+    before = shard.look().ask(lambda s: [ref for _, ref in s.references.range()])
     vacuumed(db, world)
     assert world.store.logs[table.id][0].seqno > 1
     fresh = world.open()
     other = machine(fresh, table)
-    state = other.refresh()
-    assert other.run(lambda s: [ref for _, ref in s.references.range()], state=state) == before
+    state = other.look()
+    assert state.ask(lambda s: [ref for _, ref in s.references.range()]) == before
     earliest = fresh.status().to_pylist()[0]["since"]
     assert keys(fresh.as_of(earliest)["t"]) == list(range(20))
     since = state.meta.since
@@ -666,7 +668,7 @@ def test_receipts_have_every_record_that_changed_references(world: World) -> Non
     vacuumed(db, world)
     assert log[0].seqno > 1
     shard = machine(db, table)
-    receipts = shard.run(lambda s: list(s.receipts.range()), state=shard.refresh())
+    receipts = shard.look().ask(lambda s: list(s.receipts.range()))
     copied = set()
     covered = 0
     for (first,), receipt in receipts:
@@ -695,7 +697,7 @@ def test_receipts_go_when_nothing_of_what_they_tell_is_there(world: World) -> No
         db.compact("t", strategy="full")
         vacuumed(db, world)
         shard = machine(db, table)
-        sizes.append(shard.run(lambda s: s.receipts.count(), state=shard.refresh()))
+        sizes.append(shard.look().ask(lambda s: s.receipts.count()))
     assert max(sizes) <= 4
     assert check(db, world) == set()
 
@@ -716,7 +718,7 @@ def test_nothing_rests_on_a_damaged_rollup_and_another_takes_its_place(
         table.append(rows(number))
         apply(table)
     shard = machine(db, table)
-    newest = shard.run(lambda s: [r for _, r in s.rollups.range()][-1], state=shard.refresh())
+    newest = shard.look().ask(lambda s: [r for _, r in s.rollups.range()][-1])
     assert not newest.verified
     victim = newest.key
     if kind == "page":
@@ -739,8 +741,8 @@ def test_nothing_rests_on_a_damaged_rollup_and_another_takes_its_place(
         world.pass_time()
         fresh.vacuum()
         assert keys(world.open()["t"]) == expected
-    shard.refresh()
-    assert not shard.run(lambda s: [d for _, d in s.dead.range() if "/part/" in d.key])
+    shard.look()
+    assert not shard.ask(lambda s: [d for _, d in s.dead.range() if "/part/" in d.key])
 
 
 # --- dropped tables
@@ -775,7 +777,7 @@ def test_a_dropped_table_ends_as_a_small_tombstone_and_is_forgotten(world: World
         theirs.append(rows(1))
     with pytest.raises(StrandlineError):
         keys(theirs)
-    assert machine(db, None).run(lambda s: {k[0] for k, _ in s.tables.range()}) == {db["kept"].id}
+    assert machine(db, None).ask(lambda s: {k[0] for k, _ in s.tables.range()}) == {db["kept"].id}
     grown(db)
     assert keys(db["t"]) == list(range(12))
 
@@ -804,7 +806,7 @@ def test_a_thousand_tables_that_came_and_went_leave_nothing(world: World) -> Non
         sizes.append((len(world.objects()), world.records()))
     assert sizes[-1][0] <= 8
     assert sizes[-1][1] <= 300
-    assert machine(db, None).run(lambda s: s.tables.count()) == 1
+    assert machine(db, None).ask(lambda s: s.tables.count()) == 1
 
 
 def test_ten_thousand_empty_appends_leave_no_growth(world: World) -> None:

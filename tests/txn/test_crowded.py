@@ -16,6 +16,7 @@ from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.processes import in_processes, side_by_side
 from strandline.txn.apply import apply_table
 from strandline.upkeep import background
+from tests.support.deadlines import within
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 SETTINGS = sl.Settings(background=False)
@@ -48,7 +49,7 @@ def test_who_lost_once_looks_within_its_turn_and_does_not_lose_again(
         # The first of each finds out; where others write in between, they queue up first. A
         # quiet turn ends that, and the next one that is overtaken finds out again.
         assert puts[False] <= 20
-        assert table.machine.state.seqno == other._handle.store.txns.refresh(timeout=60).seqno
+        assert table.machine.state.seqno == other._handle.store.txns.look(within(60)).seqno
 
 
 def raise_counter(path: Path, times: int) -> int:

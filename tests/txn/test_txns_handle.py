@@ -45,6 +45,7 @@ from strandline.times import TIME_MAX
 from strandline.txn import Committed, Txn, TxnsHandle
 from strandline.upkeep.sweep import sweep
 from tests.shard.helpers import QUIET, WORDS, Meddling, listed, planned, updates
+from tests.support.deadlines import within
 from tests.tables.helpers import apply
 from tests.txn.helpers import (
     PARTS,
@@ -112,7 +113,7 @@ def test_a_shard_is_registered_once_and_at_a_time_that_is_free(txns: TxnsHandle)
         txns.register(D1, 2)
     assert refused.value.upper == 4
     assert txns.registered() == (D0,)
-    versions = txns._store.txns.machine.run(lambda s: s.tables.count())
+    versions = txns._store.txns.machine.ask(lambda s: s.tables.count())
     assert versions == 1, "no second registration"
 
 
@@ -233,14 +234,14 @@ def test_what_two_tidy_is_retracted_once(location: Location, registered: TxnsHan
     with handle(location) as other:
         # Both have looked and found it; then both retract it.
         for each in (registered, other):
-            state = each._store.txns.refresh(timeout=60)
+            state = each._store.txns.look(within(60))
             assert each._store.unapplied(state) == [D0]
             each._store.txns.to_be_tidied([(D0, 3, 0)])
         assert registered.tidy() + other.tidy() == 1
-        seqno = other._store.txns.refresh(timeout=60).seqno
+        seqno = other._store.txns.look(within(60)).seqno
         assert (registered.tidy(), other.tidy()) == (0, 0)
-        assert other._store.txns.refresh(timeout=60).seqno == seqno
-    entries = registered._store.txns.machine.run(lambda s: list(s.entries.range()))
+        assert other._store.txns.look(within(60)).seqno == seqno
+    entries = registered._store.txns.machine.ask(lambda s: list(s.entries.range()))
     assert [(key, entry.batch.rows) for key, entry in entries] == [((D0, 3, 0), 0)]
 
 
@@ -421,7 +422,7 @@ def test_a_registration_that_ends_anywhere_is_finished_or_given_back(location: L
                 dying.register(shard, time)
             except Crash:
                 crashed = True
-            owner = txns._store.data(shard).refresh(timeout=60).meta.owner
+            owner = txns._store.data(shard).look(within(60)).meta.owner
             is_registered = shard in txns.registered()
             assert owner == TXNS or not is_registered
             half += crashed and owner == TXNS and not is_registered
@@ -462,7 +463,7 @@ def test_a_forget_that_ends_anywhere_is_finished_or_undone(
                 dying.forget(shard, txns.upper)
             except Crash:
                 crashed = True
-            owner = txns._store.data(shard).refresh(timeout=60).meta.owner
+            owner = txns._store.data(shard).look(within(60)).meta.owner
             is_registered = shard in txns.registered()
             assert owner == TXNS or not is_registered
             half += crashed and owner == TXNS and not is_registered
@@ -487,12 +488,12 @@ def test_a_slow_registration_never_registers_a_shard_that_was_given_back(
         submit = other._store.txns.machine.submit
         meanwhile = [True]
 
-        def slowly(command: Any, **options: Any) -> Any:
+        def slowly(command: Any, *args: Any, **options: Any) -> Any:
             if type(command).__name__ == "Commit" and meanwhile:
                 meanwhile.clear()
                 txns.forget(D0, 5)
                 assert append(location, D0) == {"x": 1}
-            return submit(command, **options)
+            return submit(command, *args, **options)
 
         other._store.txns.machine.submit = slowly  # type: ignore[method-assign]
         other.register(D0, 9)
@@ -529,10 +530,10 @@ def test_a_refused_registration_leaves_the_shard_to_its_writers(
     with handle(location) as other:
         submit = other._store.txns.machine.submit
 
-        def slowly(command: Any, **options: Any) -> Any:
+        def slowly(command: Any, *args: Any, **options: Any) -> Any:
             if type(command).__name__ == "Commit":
                 commit(txns, txns.fetch_upper() + 10)
-            return submit(command, **options)
+            return submit(command, *args, **options)
 
         other._store.txns.machine.submit = slowly  # type: ignore[method-assign]
         with pytest.raises(UpperMismatch):
@@ -549,19 +550,19 @@ def test_a_shard_is_forgotten_only_with_everything_applied(registered: TxnsHandl
     submit = registered._store.txns.machine.submit
     late = [5, 4]
 
-    def slowly(command: Any, **options: Any) -> Any:
+    def slowly(command: Any, *args: Any, **options: Any) -> Any:
         if getattr(command, "changes", ()) and late:
             registered._store.txns.machine.submit = submit  # type: ignore[method-assign]
             commit(registered, late.pop(), **{D0: {"a": 1}})
             registered._store.txns.machine.submit = slowly  # type: ignore[method-assign]
-        return submit(command, **options)
+        return submit(command, *args, **options)
 
     registered._store.txns.machine.submit = slowly  # type: ignore[method-assign]
     registered.forget(D0, 9)
     assert not late
     assert registered.registered() == (D1,)
     machine = registered._store.data(D0)
-    assert machine.refresh(timeout=60).meta.upper == 9
+    assert machine.look(within(60)).meta.upper == 9
     assert words(registered, D0, 8) == {"a": 3}
 
 
@@ -807,7 +808,7 @@ def test_a_part_of_what_is_committed_may_be_applied(registered: TxnsHandle) -> N
     for time in (3, 5, 7):
         commit(registered, time, **{D0: {"a": 1}})
     assert registered.apply_le(5) == 2
-    assert registered._store.data(D0).refresh(timeout=60).meta.upper == 6
+    assert registered._store.data(D0).look(within(60)).meta.upper == 6
     assert [words(registered, D0, time) for time in (2, 4, 6, 7)] == [
         {},
         {"a": 1},
@@ -1061,9 +1062,7 @@ def test_parts_of_a_session_that_ended_are_not_committed(location: Location) -> 
         session = executor._store.txns.machine.session
         data = txn.to_bytes()
         machine = driver._store.txns.machine
-        count = machine.run(
-            lambda s: s.sessions.get((str(session),)), state=machine.refresh(timeout=60)
-        )
+        count = machine.look(within(60)).ask(lambda s: s.sessions.get((str(session),)))
         assert count is not None
         assert machine.submit(Expire(str(session), count.count))
         assert machine.submit(Acknowledge(str(session)))
@@ -1186,9 +1185,9 @@ def test_compaction_stops_at_what_is_not_applied(registered: TxnsHandle) -> None
     registered.register(D0, 11)
     commit(registered, 12)
     assert registered.compact_to(12) == 12
-    counts = registered._store.txns.machine.run(lambda s: (s.tables.count(), s.entries.count()))
+    counts = registered._store.txns.machine.ask(lambda s: (s.tables.count(), s.entries.count()))
     assert counts == (2, 2), "of each shard the newest registration, and the newest commit"
-    assert registered._store.txns.machine.run(lambda s: s.tokens.count()) == 0
+    assert registered._store.txns.machine.ask(lambda s: s.tokens.count()) == 0
 
 
 def test_a_closed_handle_says_so_and_the_location_stays_open(location: Location) -> None:
@@ -1321,9 +1320,9 @@ def test_a_shards_own_handles_read_what_is_applied_at_its_times(
         ]
         assert read.downgrade_since(6) == 6
         machine = registered._store.data(D0)
-        assert machine.refresh(timeout=60).meta.since == 5, "below upper"
+        assert machine.look(within(60)).meta.since == 5, "below upper"
         registered.apply_le(6)
-        assert machine.refresh(timeout=60).meta.since == 6, "as far as its readers let it"
+        assert machine.look(within(60)).meta.since == 6, "as far as its readers let it"
         assert list(read.listen(6, until=7)) == []
 
 

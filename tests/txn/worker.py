@@ -28,6 +28,7 @@ from strandline.errors import AsOfTooOld, TransactionConflict
 from strandline.testing.histories import Asked, Did, Row, Saw, Wrote, point
 from strandline.transaction import Isolation, Transaction
 from strandline.txn.apply import apply_table
+from tests.support.deadlines import within
 
 SETTINGS = sl.Settings(
     inline_bytes_max=2_000,
@@ -338,12 +339,12 @@ def maintain(db: sl.Database) -> None:
     while True:
         store = db._handle.store
         for name in TABLES:
-            apply_table(store, db[name].id, timeout=60)
-        store.txns.tidy(timeout=60)
+            apply_table(store, db[name].id, deadline=within(60))
+        store.txns.tidy(deadline=within(60))
         db.compact(strategy=random.choice([None, "full"]))
         db.split()
         for machine in store.machines():
-            machine.roll_up(timeout=60)
+            machine.roll_up(deadline=within(60))
         db.vacuum()
 
 

@@ -11,7 +11,7 @@ def test_a_close_that_was_truncated_past_before_its_answer_came_is_done() -> Non
     place = Place(Settings(background=False, rollup_every_records=4))
     machine, rival = place.machine(), place.machine()
     create(machine)
-    rival.refresh()
+    rival.look()
 
     def others_go_on() -> None:
         slot = place.log[-1].seqno
@@ -25,5 +25,5 @@ def test_a_close_that_was_truncated_past_before_its_answer_came_is_done() -> Non
     place.consensus.plan = ["done"]
     place.consensus.before_scan = [others_go_on]
     machine.close()
-    assert rival.refresh().sessions.get((machine.session,)) is None
+    assert rival.look().state.sessions.get((machine.session,)) is None
     assert len(texts(rival.state)) == 12

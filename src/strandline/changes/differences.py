@@ -27,7 +27,6 @@ from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.read.reading import Reading, Want, cuts, intervals_of, typed, united_tables
 from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
-from strandline.state.replay import State
 from strandline.txn.handle import Handle
 from strandline.txn.view import View, view_at
 
@@ -109,16 +108,16 @@ class Difference:
     """
 
     def __init__(
-        self, handle: Handle, wanted: Wanted, spans: Spans, span: Span, timeout: float | None
+        self, handle: Handle, wanted: Wanted, spans: Spans, span: Span, deadline: Deadline
     ) -> None:
         self._handle = handle
         self._wanted = wanted
         self._schema, self._codec = typed(wanted.version)
-        self._state: State = spans.state
+        self._look = spans.look
         self._after = spans.after
         self._through = spans.through
         self._span = span
-        self._timeout = timeout
+        self._deadline = deadline
         self._columns = self._needed()
 
     def tables(self) -> Iterator[pa.Table]:
@@ -138,9 +137,9 @@ class Difference:
         needed = {*self._wanted.columns, *self._schema.keys, *looked_at}
         return [name for name in names if name in needed]
 
-    def _deadline(self) -> Deadline:
-        """Whoever takes the changes may take any time: each piece has the whole timeout."""
-        return self._handle.deadline(self._timeout)
+    def _by(self) -> Deadline:
+        """Whoever takes the changes may take any time: each piece has the whole of the deadline."""
+        return self._deadline.again()
 
     # --- pieces
 
@@ -153,7 +152,7 @@ class Difference:
             yield _Piece(task, task.intervals)
             return
         for part, place, _, _ in sized:
-            opened = self._handle.store.reader.opened(part, timeout=self._deadline().remaining())
+            opened = self._handle.store.reader.opened(part, self._by())
             group = opened.rows_of([0])
             for wanted in _inside(task.intervals, place):
                 steps += [(opened.separators[g], group) for g in opened.groups_in(wanted)]
@@ -188,7 +187,7 @@ class Difference:
                 self._schema,
                 columns=[*self._columns, *(name for name, there in own if there)],
                 intervals=inside,
-                timeout=self._deadline().remaining(),
+                deadline=self._by(),
             )
             yield Source(data, time, part.distinct, rows_from)
 
@@ -253,8 +252,7 @@ class Difference:
         if view is None:
             return None
         want = Want(tuple(self._columns), tuple(_ranges(looked_up)), ordered=False)
-        deadline = self._deadline()
-        reading = Reading(self._handle, view, want, deadline, self._timeout)
+        reading = Reading(self._handle, view, want, self._by())
         if looked_up.num_rows <= _LOOKUPS_MAX:
             return reading.table()
         # What lies between the keys comes along; it is left out table by table.
@@ -266,12 +264,13 @@ class Difference:
         store, table = self._handle.store, self._wanted.version.table
         if self._after < 0:
             return None
+        look = self._look.by(self._by())
         try:
-            version = store.txns.table_by_id(self._state, table, self._after)
+            version = store.txns.table_by_id(look, table, self._after)
         except UnknownTable:
             return None
         try:
-            return view_at(store, self._state, version, self._after, self._deadline())
+            return view_at(store, look, version, self._after, look.deadline)
         except AsOfTooOld:
             since = store.data(table).state.meta.since
             raise too_old(version.name, self._after, since or 0) from None

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UnknownTable
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.changes import ChangeTask, entry_task, plan_changes, through_within
 from strandline.state.model import Interval, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.registering import called
-from strandline.state.replay import State
 from strandline.times import told
 from strandline.txn.store import Store
 from strandline.txn.view import data_for
 
-__all__ = ["Asked", "Span", "Spans", "look", "too_old"]
+__all__ = ["Asked", "Span", "Spans", "spans_after", "too_old"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Span:
 class Spans:
     """The updates of several tables at times in (`after`, `through`]; nothing can change here."""
 
-    state: State
-    """Of the txns shard."""
+    look: Look
+    """At the txns shard."""
     after: int
     through: int
     """Equal to `after` if there is nothing newer yet."""
     spans: tuple[Span, ...] = ()
 
 
-def look(
+def spans_after(
     store: Store,
     asked: Sequence[Asked],
     after: int,
@@ -68,10 +68,10 @@ def look(
     is applied is read from their shards, as they are stored now, even where its entries are still
     there. Errors: UnknownTable (dropped, and everything before that was given), AsOfTooOld.
     """
-    state = store.txns.refresh(timeout=deadline.remaining())
-    through = store.txns.latest(state)
+    look = store.txns.look(deadline)
+    through = store.txns.latest(look)
     through = through if until is None else min(through, until)
-    versions = [_version(store, state, one.table) for one in asked]
+    versions = [_version(look, one.table) for one in asked]
     for version in versions:
         if version.valid_until is not None:
             through = min(through, version.valid_until - 1)
@@ -80,77 +80,64 @@ def look(
                     f"table {version.name!r} was dropped; no changes come after that"
                 )
     if through <= after:
-        return Spans(state, after, after)
+        return Spans(look, after, after)
     # SUBTLE ◆: the txns shard was read first. What it has no entries for any more was applied
     # before, so that a state of the data shard that is beyond it has the rest.
     planned: list[tuple[TableVersion, tuple[ChangeTask, ...] | None]] = []
     for one, version in zip(asked, versions, strict=True):
-        if one.table not in applied and _tidied(store, state, one.table) <= after:
+        if one.table not in applied and _tidied(look, one.table) <= after:
             planned.append((version, None))
             continue
         if one.table in applied:
-            store.data(one.table).refresh(timeout=deadline.remaining())
-        data = data_for(store, state, version, deadline)
+            store.data(one.table).look(deadline)
+        data = data_for(store, look, version, deadline)
         # Before there was the table, nothing happened to it.
         known = max(after, version.created - 1)
         through = min(through, _last_applied(version, data, known))
-        planned.append((version, _applied(store, data, one, after, through, deadline)))
+        planned.append((version, _applied(data, one, after, through)))
     if through <= after:  # nothing is applied that is newer
-        return Spans(state, after, after)
+        return Spans(look, after, after)
     tasks = [task for _, found in planned for task in found or ()]
     through = through_within(tasks, after, through, rows_max)
     spans = [
         Span(
             version,
             store.data(version.table),
-            _committed(store, state, one, after, through) if found is None else found,
+            _committed(look, one, after, through) if found is None else found,
         )
         for one, (version, found) in zip(asked, planned, strict=True)
     ]
-    return Spans(state, after, through, tuple(spans))
+    return Spans(look, after, through, tuple(spans))
 
 
-def _applied(
-    store: Store, data: State, one: Asked, after: int, through: int, deadline: Deadline
-) -> tuple[ChangeTask, ...]:
-    found = store.data(one.table).run(
-        lambda s: plan_changes(s, one.intervals, after, through),
-        timeout=deadline.remaining(),
-        state=data,
-    )
+def _applied(data: Look, one: Asked, after: int, through: int) -> tuple[ChangeTask, ...]:
+    found = data.ask(lambda s: plan_changes(s, one.intervals, after, through))
     return tuple(found)
 
 
-def _committed(
-    store: Store, state: State, one: Asked, after: int, through: int
-) -> tuple[ChangeTask, ...]:
-    entries = store.txns.machine.run(
-        lambda s: [
-            e for _, e in s.entries.range((one.table, after + 1), (one.table, through, TOP))
-        ],
-        state=state,
+def _committed(look: Look, one: Asked, after: int, through: int) -> tuple[ChangeTask, ...]:
+    entries = look.ask(
+        lambda s: [e for _, e in s.entries.range((one.table, after + 1), (one.table, through, TOP))]
     )
     return tuple(entry_task(entries, one.intervals))
 
 
-def _version(store: Store, state: State, table: str) -> TableVersion:
+def _version(look: Look, table: str) -> TableVersion:
     """The newest version of the table, whether it still holds or not."""
-    found = store.txns.machine.run(
-        lambda s: [version for _, version in s.tables.prefix((table,))], state=state
-    )
+    found = look.ask(lambda s: [version for _, version in s.tables.prefix((table,))])
     if not found:
-        which = called(state, table)
+        which = look.ask(lambda s: called(s, table))
         raise UnknownTable(f"{which} does not exist any more: it was dropped, and deleted")
     return found[-1]
 
 
-def _tidied(store: Store, state: State, table: str) -> int:
+def _tidied(look: Look, table: str) -> int:
     """Up to this time entries of the table may be gone; after it, all of them are there."""
-    progress = store.txns.machine.run(lambda s: s.tidied.get((table,)), state=state)
+    progress = look.ask(lambda s: s.tidied.get((table,)))
     return -1 if progress is None else progress.tidied_through
 
 
-def _last_applied(version: TableVersion, data: State, after: int) -> int:
+def _last_applied(version: TableVersion, data: Look, after: int) -> int:
     """The last time that is applied; AsOfTooOld if what came after `after` is no longer exact."""
     upper, since = data.meta.upper, data.meta.since
     if since is None or upper is None:

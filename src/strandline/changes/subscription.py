@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changes.differences import Difference, Wanted
-from strandline.changes.spans import Span, Spans, look, too_old
+from strandline.changes.spans import Span, Spans, spans_after, too_old
 from strandline.closing import Closing
 from strandline.env import Deadline, given_seconds
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
@@ -241,7 +241,7 @@ class Course(Generic[C]):
         """Ends what is held."""
         places, self._places = self._places, []
         for place in places if not self._handle.closed else ():
-            place.close(timeout=self._handle.deadline(None).remaining())
+            place.close(self._handle.deadline(None))
 
     def leave(self) -> None:
         """Has what is held ended soon; makes no request.
@@ -259,7 +259,7 @@ class Course(Generic[C]):
         store = self._handle.store
         deadline = self._handle.deadline(None)
         while True:
-            begun = self._where(start, deadline.remaining())
+            begun = self._where(start, deadline)
             if store.read_only or self._hold(begun, name, deadline):
                 return begun
             # SUBTLE: between the two, history up to what was the latest time was given up.
@@ -277,7 +277,7 @@ class Course(Generic[C]):
                     max(0, begun.after, version.created - 1),
                     name=name,
                     note=version.name,
-                    timeout=deadline.remaining(),
+                    deadline=deadline,
                 )
             except BaseException as error:
                 self.close()
@@ -290,12 +290,12 @@ class Course(Generic[C]):
             self._places.append(place)
         return True
 
-    def _where(self, start: str | int, timeout: float) -> _Start:
+    def _where(self, start: str | int, deadline: Deadline) -> _Start:
         store = self._handle.store
-        state = store.txns.refresh(timeout=timeout)
-        latest = store.txns.latest(state)
+        look = store.txns.look(deadline)
+        latest = store.txns.latest(look)
         tables = [wanted.version.table for wanted in self._wanted.values()]
-        versions = [store.txns.table_by_id(state, table) for table in tables]
+        versions = [store.txns.table_by_id(look, table) for table in tables]
         if isinstance(start, str):
             if self._until is not None:
                 latest = min(latest, self._until)
@@ -358,8 +358,8 @@ class Course(Generic[C]):
         store, until = self._handle.store, self._until
         if until is None or store.read_only or until > store.env.now_micros():
             return False
-        timeout = self._handle.deadline(None).remaining()
-        store.txns.commit(at_least=until, operation="advance", timeout=timeout)
+        deadline = self._handle.deadline(None)
+        store.txns.commit(at_least=until, operation="advance", deadline=deadline)
         return True
 
     def _acknowledge(self) -> None:
@@ -370,7 +370,7 @@ class Course(Generic[C]):
         self._moved = now
         if self._after >= 0 and not self._snapshot:
             for place in self._places:
-                place.move(self._after, timeout=self._handle.deadline(None).remaining())
+                place.move(self._after, self._handle.deadline(None))
 
     def _deliver(self, rows: Mapping[str, pa.Table], through: int | None) -> C:
         """The rows as a change. `through`: they complete everything up to that time."""
@@ -409,16 +409,14 @@ class Course(Generic[C]):
         while True:
             try:
                 return {
-                    name: view_of(
-                        store, wanted.version.table, self._after, timeout=deadline.remaining()
-                    )
+                    name: view_of(store, wanted.version.table, self._after, deadline)
                     for name, wanted in self._wanted.items()
                 }
             except AsOfTooOld:
                 # SUBTLE: without a hold (a handle that only reads, or a lease that is over) what
                 # was the latest time may be given up before it is read. A later one does as well,
                 # as nothing was delivered yet.
-                later = self._where("snapshot", deadline.remaining()).after
+                later = self._where("snapshot", deadline).after
                 if later == self._after or not self._whole:
                     raise
                 self._after = later
@@ -427,7 +425,7 @@ class Course(Generic[C]):
     # --- what came after it
 
     def _look(self, *, applied: Collection[str] = ()) -> Spans:
-        return look(
+        return spans_after(
             self._handle.store,
             [wanted.asked for wanted in self._wanted.values()],
             self._after,
@@ -490,7 +488,7 @@ class Course(Generic[C]):
     def _sorted(self, name: str, spans: Spans, span: Span) -> pa.Table | Iterator[pa.RecordBatch]:
         settings = self._handle.store.settings
         wanted = self._wanted[name]
-        difference = Difference(self._handle, wanted, spans, span, None)
+        difference = Difference(self._handle, wanted, spans, span, self._handle.deadline(None))
         tables = (table for table in difference.tables() if table.num_rows)
         held: list[pa.Table] = []
         size = 0

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from strandline.database import Database
 from strandline.env import Deadline
 from strandline.pipeline.site import (
-    IO_TIMEOUT_SECONDS,
     PATIENCE_SECONDS,
     RESULT,
     Site,
@@ -116,5 +115,5 @@ class _Merging:
 
     def _merge(self, number: int, job: bytes) -> bytes:
         wanted = pickle.loads(job)  # noqa: S301  from our own driver
-        outputs = run_job(self.site.workshop(), wanted, timeout=IO_TIMEOUT_SECONDS)
+        outputs = run_job(self.site.workshop(), wanted, self.site.deadline())
         return pickle.dumps((number, outputs))

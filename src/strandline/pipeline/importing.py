@@ -24,7 +24,6 @@ from strandline.parts.schema import TableSchema
 from strandline.pipeline.frames import fitted, frame_of, range_number, unsigned
 from strandline.pipeline.ranges import halving_points, leaves_wanted, ranges_wanted
 from strandline.pipeline.site import (
-    IO_TIMEOUT_SECONDS,
     PATIENCE_SECONDS,
     RESULT,
     Site,
@@ -85,7 +84,7 @@ def import_table(
     if before is not None:
         return before
     store = handle.store
-    version = store.txns.table(store.txns.refresh(timeout=options.deadline.remaining()), table)
+    version = store.txns.table(store.txns.look(options.deadline), table)
     with progress_of(progress) as tell:
         job = _Import(spark, handle, version, options, tell)
         batch = job.written(source)
@@ -97,9 +96,8 @@ def commit_batch(
 ) -> Commit:
     """Commits a batch that tasks wrote, and applies it."""
     commit = commit_writes(handle, [(version, Write(version.table, batch))], options)
-    seconds = handle.store.settings.timeout_seconds
     try:
-        apply_table(handle.store, version.table, timeout=seconds)
+        apply_table(handle.store, version.table, handle.deadline(None))
     except LocationError:
         # The commit stands, and reads see it: whoever writes or compacts next applies it.
         return commit
@@ -136,7 +134,7 @@ class _Import:
         cores = _cores(self._spark)
         self._pre_split(sample, rows, cores)
         machine = self._handle.store.data(self._version.table)
-        leaves = machine.run(leaf_bounds, state=machine.state)
+        leaves = machine.known().ask(leaf_bounds)
         wanted = ranges_wanted(rows, len(leaves) + 1, cores)
         bounds = sorted({*leaves, *halving_points(sample, leaves, wanted)})
         parted = frame.repartitionById(len(bounds) + 1, range_number(self._schema, bounds))
@@ -156,17 +154,17 @@ class _Import:
     def _pre_split(self, sample: Sequence[bytes], rows: int, cores: int) -> None:
         """Splits leaves at the sample's medians until there are enough for the rows."""
         machine = self._handle.store.data(self._version.table)
-        state = machine.refresh(timeout=self._deadline.remaining())
-        bounds = machine.run(leaf_bounds, state=state)
+        look = machine.look(self._deadline)
+        bounds = look.ask(leaf_bounds)
         wanted = leaves_wanted(rows, int(property_of(self._version, "split_rows")), cores)
         by_leaf: dict[tuple[int, bytes], list[bytes]] = {}
         for point in sorted(halving_points(sample, bounds, wanted)):
-            leaf = machine.run(partial(leaf_at, key=point), state=state)
+            leaf = look.ask(partial(leaf_at, key=point))
             by_leaf.setdefault((leaf.id, leaf.interval.lower), []).append(point)
         for (leaf_id, lower), points in by_leaf.items():
             # False where another split it meanwhile: then there are more leaves all the same.
             split = Split(leaf_id, lower, tuple(points))
-            machine.submit(split, timeout=self._deadline.remaining())
+            machine.submit(split, self._deadline)
 
     def _collected(
         self, frame: DataFrame, work: Callable[[Iterable[pa.RecordBatch]], Any], what: str
@@ -210,9 +208,7 @@ def _read_back(
     batches = (
         batch
         for part in parts
-        for batch in reader.batches(
-            part, schema, columns=columns, timeout=options.deadline.remaining()
-        )
+        for batch in reader.batches(part, schema, columns=columns, deadline=options.deadline)
     )
     return pa.RecordBatchReader.from_batches(schema.arrow, batches)
 
@@ -347,7 +343,7 @@ def write_rows(site: Site, batches: Iterable[pa.RecordBatch], cuts: Sequence[byt
         schema,
         identity=site.identity,
         settings=site.settings,
-        timeout=IO_TIMEOUT_SECONDS,
+        deadline=site.deadline(),
         cuts=cuts,
     )
     return Batch(parts=tuple(parts), rows=sum(part.rows for part in parts))

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from strandline.connect import open_blob
 from strandline.database import Database
-from strandline.env import RealEnv
+from strandline.env import Deadline, RealEnv
 from strandline.errors import Corruption, SchemaMismatch, StrandlineError, UsageError
 from strandline.ids import ObjectKey, SessionId, ShardId, new_part_id
 from strandline.location import Blob
@@ -27,7 +27,6 @@ from strandline.txn.handle import Handle
 from strandline.txn.store import Store
 
 __all__ = [
-    "IO_TIMEOUT_SECONDS",
     "PATIENCE_SECONDS",
     "RESULT",
     "Site",
@@ -100,6 +99,10 @@ class Site:
         env = self.workplace().env
         session, shard = SessionId(self.identity.session), ShardId(self.version.table)
         return str(ObjectKey(session, shard, "part", new_part_id(env)))
+
+    def deadline(self) -> Deadline:
+        """By when the next part has to be read or written."""
+        return Deadline(self.workplace().env, IO_TIMEOUT_SECONDS)
 
     def workshop(self) -> Workshop:
         """What a compaction job needs here."""

@@ -287,8 +287,7 @@ def _is_there(handle: Handle) -> bool:
 
 def _version(handle: Handle, table: str, as_of: int | None) -> TableVersion:
     txns = handle.store.txns
-    state = txns.refresh(timeout=handle.store.settings.timeout_seconds)
-    return txns.table(state, table, as_of)
+    return txns.table(txns.look(), table, as_of)
 
 
 def _selected(schema: StructType, version: TableVersion) -> tuple[str, ...]:
@@ -397,7 +396,7 @@ def reading_of(
     handle: Handle, version: TableVersion, want: Want, as_of: int | None, deadline: Deadline
 ) -> Reading:
     """The read of a table; None as `as_of` is the latest time."""
-    view = view_of(handle.store, version.table, as_of, timeout=deadline.remaining())
+    view = view_of(handle.store, version.table, as_of, deadline)
     # Columns are those of the version that was planned with.
     view = replace(view, version=version, schema=typed(version)[0])
     return Reading(handle, view, want, deadline)
@@ -445,7 +444,7 @@ def split_intervals(
         sample = sorted(
             key
             for part, place, _ in placed
-            for key, _ in reader.quantiles(part, timeout=deadline.remaining())
+            for key, _ in reader.quantiles(part, deadline)
             if place.contains(key)
         )
         points = sorted(halving_points(sample, [], -(-rows // _SPLIT_ROWS)))

@@ -55,8 +55,8 @@ def table(
     deadline, patience = _deadlines(handle, timeout)
     moment = db._as_of if as_of is None else parse_as_of(as_of)  # noqa: SLF001  the shells' door
     txns = handle.store.txns
-    state = txns.refresh(timeout=deadline.remaining())
-    version = txns.table(state, name, moment)
+    look = txns.look(deadline)
+    version = txns.table(look, name, moment)
     return _frame(spark, handle, version, moment, deadline, patience)
 
 
@@ -67,7 +67,7 @@ def views(
     handle = handle_of(db)
     deadline, patience = _deadlines(handle, timeout)
     moment = db._as_of if as_of is None else parse_as_of(as_of)  # noqa: SLF001  the shells' door
-    found = views_of(handle.store, None, moment, timeout=deadline.remaining())
+    found = views_of(handle.store, None, moment, deadline)
     for view in found:
         frame = _frame(spark, handle, view.version, view.as_of, deadline, patience)
         frame.createOrReplaceTempView(quoted(view.version.name))

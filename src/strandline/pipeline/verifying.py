@@ -20,7 +20,6 @@ from strandline.env import Deadline
 from strandline.location import BlobMissing
 from strandline.parts.files.opened import FileState
 from strandline.pipeline.site import (
-    IO_TIMEOUT_SECONDS,
     RESULT,
     Site,
     checked_results,
@@ -58,7 +57,7 @@ def verify_parts(
     due = [part for part in parts if not _is_verified(site.url, part, states[part.key])]
     if sum(part.size for part in due) <= _HERE_BYTES_MAX:
         reader = handle.store.reader
-        handle.store.env.parallel(lambda p: reader.verify(p, timeout=deadline.remaining()), due)
+        handle.store.env.parallel(lambda p: reader.verify(p, deadline), due)
     else:
         _on_executors(spark, handle, site, due, deadline)
     for part in due:
@@ -121,7 +120,7 @@ class _Verifying:
         reader = self.site.workplace().reader
         for part in pickle.loads(pickled):  # noqa: S301  from our own driver
             try:
-                reader.verify(part, timeout=IO_TIMEOUT_SECONDS)
+                reader.verify(part, self.site.deadline())
             except BlobMissing as error:
                 return error.key.encode()
         return b""

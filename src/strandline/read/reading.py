@@ -78,9 +78,9 @@ class Piece:
 
     task: ReadTask
     intervals: tuple[Interval, ...]
-    load: Callable[[float], pa.Table] | None = None
+    load: Callable[[Deadline], pa.Table] | None = None
     """Instead of all that the task has in the intervals: some row groups of one of its parts. Takes
-    the seconds that it may take."""
+    a deadline."""
     rows_from: int | None = None
     """Of those row groups, rows at earlier times do not count."""
 
@@ -129,7 +129,6 @@ class Reading:
         view: View,
         want: Want,
         deadline: Deadline,
-        timeout: float | None = None,
     ) -> None:
         self.view = view
         self.want = want
@@ -139,7 +138,6 @@ class Reading:
         """The schema of what comes out."""
         self._handle = handle
         self._deadline = deadline
-        self._timeout = timeout
         self._streaming = False
         self._alone = False
         """Whether one piece is all: then its parts are read side by side."""
@@ -173,7 +171,7 @@ class Reading:
     def tables(self, limit: int | None = None) -> Iterator[pa.Table]:
         """All rows, or somewhat more than the first `limit`, in bounded memory. No table is empty.
 
-        Whoever takes the rows may take any time: each read has the whole timeout for itself.
+        Whoever takes the rows may take any time: each read has the whole deadline for itself.
         """
         given = False
         for table in self._tables(limit):
@@ -271,11 +269,9 @@ class Reading:
             usable = [c for c in usable if c.column in keys]
         return bool(usable) and not may_match(part.statistics, usable, self.schema)
 
-    def _seconds(self) -> float:
-        """How long the next step may take."""
-        if self._streaming:
-            return self._handle.deadline(self._timeout).remaining()
-        return self._deadline.remaining()
+    def _by(self) -> Deadline:
+        """By when the next step has to be done."""
+        return self._deadline.again() if self._streaming else self._deadline
 
     def read(self, piece: Piece) -> pa.Table:
         """The piece's rows."""
@@ -299,7 +295,7 @@ class Reading:
         may_hold = None if self._probes is None else self._probes.may_be_in
         touching, shadowed = self._touching(entries, intervals)
         try:
-            return view.machine.run(
+            return view.data.by(self._by()).ask(
                 lambda state: plan_read(
                     state,
                     touching,
@@ -308,14 +304,12 @@ class Reading:
                     raw=self.want.raw,
                     may_hold=may_hold,
                     shadowed=shadowed,
-                ),
-                timeout=self._seconds(),
-                state=view.data,
+                )
             )
         except StateRetired:
             # The view was made long ago. What it shows is the same in the state of now.
             table = view.version.table
-            fresh = view_of(self._handle.store, table, view.as_of, timeout=self._seconds())
+            fresh = view_of(self._handle.store, table, view.as_of, self._by())
             known = (*fresh.entries, *view.own)
             view = replace(view, data=fresh.data, entries=known)
             return self._plan(view, known, intervals)
@@ -373,7 +367,7 @@ class Reading:
                     columns=[*columns, *extra],
                     intervals=[EVERYTHING] if part.span in inside else inside,
                     rows=rows_max,
-                    timeout=self._seconds(),
+                    deadline=self._by(),
                 )
                 pieces += [Piece(task, task.intervals, load, rows_from) for load in loads]
         inline = tuple(e for e in task.entries if e.batch.inline)
@@ -386,7 +380,7 @@ class Reading:
         """Where the row groups that the task has to read begin, and how many rows each has."""
         steps: list[tuple[bytes, int]] = []
         for part, place, _ in parts_of(task):
-            opened = self._handle.store.reader.opened(part, timeout=self._seconds())
+            opened = self._handle.store.reader.opened(part, self._by())
             separators, rows = opened.separators, opened.rows_of([0])
             for interval in task.intervals:
                 inside = interval.intersect(place)
@@ -401,16 +395,16 @@ class Reading:
         """
         view, store = self.view, self._handle.store
         # Who holds the table and was replaced finds objects gone that the new holder did without.
-        store.txns.learn_fate(timeout=self._seconds())
+        store.txns.learn_fate(self._by())
         own = any(part.key == missing.key for e in view.own for part in e.batch.parts)
-        if own and not store.txns.is_open(session_of(missing.key), timeout=self._seconds()):
+        if own and not store.txns.is_open(session_of(missing.key), self._by()):
             raise Fenced(
                 f"the session that wrote {missing.key} in this transaction was ended while its "
                 "owner was silent, and what it had not committed was deleted; begin anew"
             ) from missing
-        fresh = view_of(store, view.version.table, view.as_of, timeout=self._seconds())
-        state = view.machine.refresh(timeout=self._seconds())
-        used = view.machine.run(lambda s: s.parts.get((missing.key,)), state=state)
+        fresh = view_of(store, view.version.table, view.as_of, self._by())
+        look = store.data(view.version.table).look(self._by())
+        used = look.ask(lambda s: s.parts.get((missing.key,)))
         if (
             own
             or used
@@ -425,7 +419,7 @@ class Reading:
     def _replanned(self, piece: Piece) -> pa.Table:
         """Reads a piece as the table is stored now."""
         version, as_of = self.view.version, self.view.as_of
-        fresh = view_of(self._handle.store, version.table, as_of, timeout=self._seconds())
+        fresh = view_of(self._handle.store, version.table, as_of, self._by())
         known = (*fresh.entries, *self.view.own)
         intervals = piece.task.own(piece.intervals)
         tasks = self._plan(fresh, known, intervals)
@@ -495,7 +489,7 @@ class Reading:
         reads what it wrote as if written at the time that it reads, after everything else.
         """
         if piece.load is not None:
-            rows, time = piece.load(self._seconds()), self.view.as_of
+            rows, time = piece.load(self._by()), self.view.as_of
             return [Source(rows, time, distinct=False, rows_from=piece.rows_from)]
         inline = list(self._from_inline(piece, columns))
         found = [*self._from_parts(piece, columns, [source for _, source in inline]), *inline]
@@ -523,7 +517,7 @@ class Reading:
                 self.schema,
                 columns=item.columns,
                 intervals=item.intervals,
-                timeout=self._seconds(),
+                deadline=self._by(),
             )
             return item.number, Source(data, item.time, item.part.distinct, item.rows_from)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +57,8 @@ class _Times:
 def sessions(store: Store, deadline: Deadline) -> pa.Table:
     """One row per session that a shard knows, as `SESSIONS`."""
     txns = store.txns
-    state = txns.refresh(timeout=deadline.remaining())
-    names = {version.table: version.name for version in txns.tables(state)}
+    look = txns.look(deadline)
+    names = {version.table: version.name for version in txns.tables(look)}
     holders = _holders(store, deadline)
     times = _times(store, deadline)
     found = [
@@ -116,12 +116,12 @@ def force_ack(
         if each.session.expired is None:
             # Refused if it wrote something since it was looked at: its owner lives.
             command = Expire(each.name, each.session.count)
-            if not each.machine.submit(command, timeout=deadline.remaining()):
+            if not each.machine.submit(command, deadline):
                 raise UsageError(
                     f"session {each.name} is at work: it wrote a record just now; stop its owner "
                     "first, or attach the table to take it over"
                 )
-        if each.machine.submit(Acknowledge(each.name), timeout=deadline.remaining()):
+        if each.machine.submit(Acknowledge(each.name), deadline):
             done.append(each.name)
     return done
 
@@ -137,10 +137,8 @@ def state_of(session: Session) -> str:
 
 def _holders(store: Store, deadline: Deadline) -> dict[str, Holder]:
     """Who holds each table, by its id."""
-    state = store.txns.refresh(timeout=deadline.remaining())
-    found: Sequence[tuple[str, Holder]] = store.txns.machine.run(
-        lambda s: [(key[0], h) for key, h in s.holders.range() if h.session], state=state
-    )
+    look = store.txns.look(deadline)
+    found = look.ask(lambda s: [(key[0], h) for key, h in s.holders.range() if h.session])
     return dict(found)
 
 
@@ -152,7 +150,7 @@ def _worker(each: Registered, holders: Mapping[str, Holder]) -> str:
 
 def _times(store: Store, deadline: Deadline) -> _Times:
     times = _Times()
-    for record in store.txns.machine.records(timeout=deadline.remaining()):
+    for record in store.txns.machine.records(deadline=deadline):
         commits = _commits(record.note)
         if commits:
             last = max(commits)

@@ -42,7 +42,7 @@ def status(
     handle: Handle, as_of: int | None, deadline: Deadline, *, count: bool = False
 ) -> pa.Table:
     """One row per table, as `STATUS`. `count`: however much is to be read for it."""
-    opened = views(handle.store, None, as_of, timeout=deadline.remaining())
+    opened = views(handle.store, None, as_of, deadline)
     rows = [
         {**_status(view), "rows": _live(handle, view, deadline, count=count)} for view in opened
     ]
@@ -52,7 +52,7 @@ def status(
 def _live(handle: Handle, view: View, deadline: Deadline, *, count: bool) -> int | None:
     """The rows that a scan would give; None where too much is to be read to know."""
     want = Want(view.version.row_keys[:1], ordered=False)
-    reading = Reading(handle, view, want, deadline, deadline.seconds)
+    reading = Reading(handle, view, want, deadline)
     unknown = [task for task in reading.tasks if reading.rows_of(task) is None]
     updates = sum(
         sum({part.key: part.rows for part, _, _ in parts_of(task)}.values())
@@ -63,7 +63,7 @@ def _live(handle: Handle, view: View, deadline: Deadline, *, count: bool) -> int
 
 
 def _status(view: View) -> dict[str, Any]:
-    row: dict[str, Any] = view.machine.run(_stored, state=view.data)
+    row: dict[str, Any] = view.data.ask(_stored)
     since = view.data.meta.since
     waiting = [entry.batch for entry in view.entries]
     parts = [part for batch in waiting for part in batch.parts]

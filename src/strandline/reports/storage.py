@@ -6,6 +6,7 @@ Everything comes as an Arrow table of plain values, for people and for scripts. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,9 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.parts.files.inline import decode_inline
-from strandline.parts.files.read import PartReader
 from strandline.parts.keys import KeyCodec, clip
 from strandline.parts.schema import TableSchema
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.codec import LogRecord, decode_rollup
 from strandline.state.decide import Author, decide
@@ -152,14 +153,14 @@ def partitions(handle: Handle, table: str, as_of: int | None, deadline: Deadline
     Rows and bytes are those stored, retractions included. Of a part whose keys are in several
     leaves each has its share by the part's quantiles, which is an estimate.
     """
-    view = view_of(handle.store, table, as_of, timeout=deadline.remaining())
+    view = view_of(handle.store, table, as_of, deadline)
     tasks, leaves = _plan(view)
     by_leaf: dict[int, list[ReadTask]] = {leaf.id: [] for leaf in leaves}
     for task in tasks:
         by_leaf[task.leaf.id].append(task)
     codec = KeyCodec(view.schema)
-    reader = handle.store.reader
-    rows = [_partition(leaf, by_leaf[leaf.id], view.schema, codec, reader) for leaf in leaves]
+    quantiles = partial(handle.store.reader.quantiles, deadline=deadline)
+    rows = [_partition(leaf, by_leaf[leaf.id], view.schema, codec, quantiles) for leaf in leaves]
     return pa.Table.from_pylist(rows, schema=PARTITIONS)
 
 
@@ -168,7 +169,10 @@ def _plan(view: View) -> tuple[list[ReadTask], list[Leaf]]:
         tasks = plan_read(state, view.entries, None, view.as_of)
         return tasks, [leaf for _, leaf in state.leaves.range()]
 
-    return view.machine.run(plan, state=view.data)
+    return view.data.ask(plan)
+
+
+Quantiles = Callable[[Part], list[tuple[bytes, int]]]
 
 
 def _partition(
@@ -176,18 +180,18 @@ def _partition(
     tasks: Sequence[ReadTask],
     schema: TableSchema,
     codec: KeyCodec,
-    reader: PartReader,
+    quantiles: Quantiles,
 ) -> dict[str, Any]:
     references = {r.id: r for task in tasks for r in task.references}.values()
     entries = {id(e): e for task in tasks for e in task.entries}.values()
     rows = size = 0.0
     for reference in references:
-        share = _share(reference.part, reference.interval.intersect(leaf.interval), reader)
+        share = _share(reference.part, reference.interval.intersect(leaf.interval), quantiles)
         rows += share * reference.part.rows
         size += share * reference.part.size
     for entry in entries:
         for part in entry.batch.parts:
-            share = _share(part, leaf.interval, reader)
+            share = _share(part, leaf.interval, quantiles)
             rows += share * part.rows
             size += share * part.size
     return {
@@ -203,13 +207,13 @@ def _partition(
     }
 
 
-def _share(part: Part, inside: Interval | None, reader: PartReader) -> float:
+def _share(part: Part, inside: Interval | None, quantiles: Quantiles) -> float:
     """About how much of a part's rows an interval has, from 0 to 1."""
     if inside is None:
         return 0.0
     if part.span.intersect(inside) == part.span:
         return 1.0
-    keys = [key for key, _ in reader.quantiles(part)]
+    keys = [key for key, _ in quantiles(part)]
     return sum(inside.contains(key) for key in keys) / max(len(keys), 1)
 
 
@@ -235,9 +239,9 @@ def parts(handle: Handle, table: str, as_of: int | None, deadline: Deadline) -> 
 
     As `PARTS`, by place: "leaf 3", "L0", or "entry". `whole`: all rows of the part belong to it.
     """
-    view = view_of(handle.store, table, as_of, timeout=deadline.remaining())
-    references: list[Reference] = view.machine.run(
-        lambda state: [r for _, r in state.references.range()], state=view.data
+    view = view_of(handle.store, table, as_of, deadline)
+    references: list[Reference] = view.data.ask(
+        lambda state: [r for _, r in state.references.range()]
     )
     codec = KeyCodec(view.schema)
     rows = [
@@ -285,12 +289,12 @@ def planned(
     if strategy is not None and strategy not in STRATEGIES:
         raise UsageError(f"strategy={strategy!r}: pass one of {', '.join(STRATEGIES)}")
     rows: list[dict[str, Any]] = []
-    for view in views(handle.store, names, None, timeout=deadline.remaining()):
+    for view in views(handle.store, names, None, deadline):
         version = view.version
         if names is None and property_of(version, "online") != "true":
             continue
         codec = KeyCodec(view.schema)
-        jobs = view.machine.run(_planner(version, strategy), state=view.data)
+        jobs = view.data.ask(_planner(version, strategy))
         rows += [_job(version.name, job, codec) for job in jobs]
     return pa.Table.from_pylist(rows, schema=JOBS)
 
@@ -331,25 +335,25 @@ def shards(handle: Handle, deadline: Deadline) -> pa.Table:
     """One row per shard as `SHARDS`: the txns shard first (`table` is null), then by table."""
     store = handle.store
     txns = store.txns.machine
-    state = store.txns.refresh(timeout=deadline.remaining())
-    rows = [{"table": None, **_shard(handle, txns, state, deadline)}]
-    for version in store.txns.tables(state):
+    look = store.txns.look(deadline)
+    rows = [{"table": None, **_shard(handle, txns, look, deadline)}]
+    for version in store.txns.tables(look):
         machine = store.data(version.table)
-        data = machine.refresh(timeout=deadline.remaining())
+        data = machine.look(deadline)
         rows.append({"table": version.name, **_shard(handle, machine, data, deadline)})
     return pa.Table.from_pylist(rows, schema=SHARDS)
 
 
-def _shard(handle: Handle, machine: Machine, state: State, deadline: Deadline) -> dict[str, Any]:
+def _shard(handle: Handle, machine: Machine, look: Look, deadline: Deadline) -> dict[str, Any]:
     log = handle.store.location.consensus
     first = log.scan(machine.shard, 1, 1, timeout=deadline.remaining())
     return {
         "shard": machine.shard,
-        "seqno": state.seqno,
+        "seqno": look.seqno,
         # Seqnos have no gaps, so the first that is kept tells how many there are.
-        "log_records": state.seqno - first[0].seqno + 1 if first else 0,
-        "rollups": machine.run(lambda s: s.rollups.count(), state=state),
-        "sessions": machine.run(lambda s: s.sessions.count(), state=state),
+        "log_records": look.seqno - first[0].seqno + 1 if first else 0,
+        "rollups": look.ask(lambda s: s.rollups.count()),
+        "sessions": look.ask(lambda s: s.sessions.count()),
     }
 
 
@@ -371,15 +375,15 @@ def inspect(
     if what not in SUBJECTS:
         raise UsageError(f"there is nothing to inspect called {what!r}; {', '.join(SUBJECTS)} are")
     machine = store.txns.machine if table is None else store.data(table)
-    state = machine.refresh(timeout=deadline.remaining())
+    look = machine.look(deadline)
     if what == "log":
         most = limit_of(limit)
-        return _log(machine, state, state.seqno if most is None else most, deadline)
+        return _log(machine, look, look.seqno if most is None else most, deadline)
     if what == "state":
-        return _facts(_inside_state(machine, state, deadline))
+        return _facts(_inside_state(machine, look))
     if what == "holds":
-        return pa.Table.from_pylist(machine.run(_holds, state=state), schema=HOLDS)
-    rollups = machine.run(lambda s: [r for _, r in s.rollups.range()], state=state)
+        return pa.Table.from_pylist(look.ask(_holds), schema=HOLDS)
+    rollups = look.ask(lambda s: [r for _, r in s.rollups.range()])
     if what == "rollups":
         found = [
             {"seqno": r.seqno, "object": r.key, "bytes": r.size, "verified": r.verified}
@@ -394,10 +398,10 @@ def _facts(facts: Iterable[tuple[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=FACTS)
 
 
-def _log(machine: Machine, state: State, limit: int, deadline: Deadline) -> pa.Table:
+def _log(machine: Machine, look: Look, limit: int, deadline: Deadline) -> pa.Table:
     """The newest records, the newest first; a last row says so if the log begins with these."""
-    start = max(1, state.seqno - limit + 1)
-    records = machine.records(start, limit=limit, timeout=deadline.remaining())
+    start = max(1, look.seqno - limit + 1)
+    records = machine.records(start, limit=limit, deadline=deadline)
     rows = [_record(record) for record in reversed(records)]
     if records and records[0].seqno > start:
         note = f"the log begins with record {records[0].seqno}: a vacuum removed those before"
@@ -459,17 +463,15 @@ def _changes(diffs: Sequence[Diff]) -> str:
     return ", ".join(said)
 
 
-def _inside_state(machine: Machine, state: State, deadline: Deadline) -> list[tuple[str, object]]:
-    counts = machine.run(
-        lambda s: [(name, s.maps[name].count()) for name in COLLECTIONS if name != "meta"],
-        state=state,
-        timeout=deadline.remaining(),
+def _inside_state(machine: Machine, look: Look) -> list[tuple[str, object]]:
+    counts = look.ask(
+        lambda s: [(name, s.maps[name].count()) for name in COLLECTIONS if name != "meta"]
     )
-    meta = state.meta
+    meta = look.meta
     return [
         ("shard", machine.shard),
-        ("seqno", state.seqno),
-        ("hash", state.hash.hex()),
+        ("seqno", look.seqno),
+        ("hash", look.state.hash.hex()),
         ("format", meta.format),
         ("upper", _frontier(meta.upper)),
         ("since", _frontier(meta.since)),
@@ -508,9 +510,9 @@ def _inside_part(handle: Handle, key: str, deadline: Deadline) -> list[tuple[str
     """What the catalog and the footer say of the part; `key` is its key, or its id alone."""
     store = handle.store
     part, place = _find_part(handle, key, deadline)
-    about = store.reader.about(part, timeout=deadline.remaining())
-    metadata = store.reader.opened(part, timeout=deadline.remaining()).metadata
-    quantiles = store.reader.quantiles(part, timeout=deadline.remaining())
+    about = store.reader.about(part, deadline)
+    metadata = store.reader.opened(part, deadline).metadata
+    quantiles = store.reader.quantiles(part, deadline)
     first = metadata.row_group(0)
     return [
         ("key", part.key),
@@ -540,10 +542,10 @@ def _column(column: Any) -> str:
 
 def _find_part(handle: Handle, key: str, deadline: Deadline) -> tuple[Part, str]:
     store = handle.store
-    state = store.txns.refresh(timeout=deadline.remaining())
-    for version in store.txns.tables(state):
-        view = view_of(store, version.table, None, timeout=deadline.remaining())
-        found = view.machine.run(_finder(key, view.entries), state=view.data)
+    look = store.txns.look(deadline)
+    for version in store.txns.tables(look):
+        view = view_of(store, version.table, None, deadline)
+        found = view.data.ask(_finder(key, view.entries))
         if found is not None:
             return found[0], f"table {version.name!r}, {found[1]}"
     raise UsageError(f"no table refers to a part {key!r} now; `parts` lists the keys of a table")

@@ -15,6 +15,7 @@ from strandline.env import Deadline
 from strandline.errors import Corruption, UsageError
 from strandline.ids import MARKER_KEY, MilestoneKey, ObjectKey
 from strandline.location import BlobMissing
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.codec import decode_rollup
 from strandline.state.garbage import plan_vacuum
@@ -86,28 +87,26 @@ def usage(handle: Handle, deadline: Deadline) -> pa.Table:
     # SUBTLE: listed first, so that what a state names and the listing does not show is newer, and
     # what no state names was there before the states were read: it is under way, or left behind.
     listed = list(store.location.blob.list("", timeout=deadline.remaining()))
-    state = store.txns.refresh(timeout=deadline.remaining())
+    look = store.txns.look(deadline)
     tally = _Tally(store, deadline)
-    names = dict(_tables(store, state))
+    names = dict(_tables(store, look))
     for table, version in names.items():
         name = _name(version)
         data = store.data(table)
-        shard = data.refresh(timeout=deadline.remaining())
+        shard = data.look(deadline)
         delay = duration_micros(property_of(version, "deletion_delay"))
         _add_shard(tally, name, data, shard, delay)
-        entries: list[Entry] = store.txns.machine.run(
-            partial(_entries_of, table=table), state=state, timeout=deadline.remaining()
-        )
+        entries: list[Entry] = look.ask(partial(_entries_of, table=table))
         _add_entries(tally, name, entries, shard.meta.upper)
     delay = duration_micros(PROPERTIES["deletion_delay"].default)
     shards = store.location.consensus.keys(timeout=deadline.remaining())
     for other in sorted({*shards} - names.keys() - {store.txns.machine.shard}):
         data = store.data(other)
-        shard = data.refresh(timeout=deadline.remaining())
+        shard = data.look(deadline)
         _add_shard(tally, _other(other, shard), data, shard, delay)
         if shard.meta.origin == "commits":
             _add_entries_elsewhere(tally, data, shard)
-    _add_shard(tally, None, store.txns.machine, state, delay)
+    _add_shard(tally, None, store.txns.machine, look, delay)
     now = store.env.now_micros()
     for left in store.location.blob.leftovers(now, delete=False, timeout=deadline.remaining()):
         tally.add(left.key, left.size, (None, "unknown", "unfinished", None))
@@ -126,11 +125,9 @@ def usage(handle: Handle, deadline: Deadline) -> pa.Table:
     return pa.Table.from_pylist(tally.rows(), schema=USAGE)
 
 
-def _tables(store: Store, state: State) -> Iterator[tuple[str, TableVersion]]:
+def _tables(store: Store, look: Look) -> Iterator[tuple[str, TableVersion]]:
     """The newest version of each table that there is or was, by id."""
-    found: list[TableVersion] = store.txns.machine.run(
-        lambda s: [version for _, version in s.tables.range()], state=state
-    )
+    found: list[TableVersion] = look.ask(lambda s: [version for _, version in s.tables.range()])
     for version in found:
         yield version.table, version
 
@@ -143,9 +140,9 @@ def _name(version: TableVersion) -> str:
     return version.name if version.valid_until is None else f"{version.name} (dropped)"
 
 
-def _other(shard: str, state: State) -> str:
+def _other(shard: str, look: Look) -> str:
     """What a shard is called that belongs to no table that the database knows of."""
-    finished = state.meta.upper is None and state.meta.since is None
+    finished = look.meta.upper is None and look.meta.since is None
     return FORGOTTEN if finished else f"(shard {shard})"
 
 
@@ -162,27 +159,25 @@ def _add_entries(
             tally.count((name, "not applied", "inline", None), 1, len(entry.batch.inline))
 
 
-def _add_entries_elsewhere(tally: _Tally, txns: Machine, state: State) -> None:
+def _add_entries_elsewhere(tally: _Tally, txns: Machine, look: Look) -> None:
     """The same of a txns shard that is used by itself, for the shards that are registered there."""
     deadline = tally.deadline
-    found: list[Entry] = txns.run(
-        lambda s: [entry for _, entry in s.entries.range() if entry.batch.rows],
-        state=state,
-        timeout=deadline.remaining(),
+    found: list[Entry] = look.ask(
+        lambda s: [entry for _, entry in s.entries.range() if entry.batch.rows]
     )
     for shard in dict.fromkeys(entry.table for entry in found):
-        data = tally.store.data(shard).refresh(timeout=deadline.remaining())
+        data = tally.store.data(shard).look(deadline)
         mine = [entry for entry in found if entry.table == shard]
         _add_entries(tally, _other(shard, data), mine, data.meta.upper)
 
 
-def _add_shard(tally: _Tally, name: str | None, machine: Machine, state: State, delay: int) -> None:
+def _add_shard(tally: _Tally, name: str | None, machine: Machine, look: Look, delay: int) -> None:
     """All that the state of one shard names."""
-    if not state.seqno:
+    if not look.seqno:
         return
     store, deadline = tally.store, tally.deadline
 
-    def look(s: State) -> tuple[list[tuple[str, int, _Group]], list[tuple[str, int]]]:
+    def named(s: State) -> tuple[list[tuple[str, int, _Group]], list[tuple[str, int]]]:
         found: list[tuple[str, int, _Group]] = []
         references = [reference for _, reference in s.references.range()]
         # A part is live where one of its references is: history is what the present never reads.
@@ -199,7 +194,7 @@ def _add_shard(tally: _Tally, name: str | None, machine: Machine, state: State, 
             found.append((receipt.key, receipt.size, (name, "state", "receipt", None)))
         return found, [(rollup.key, rollup.size) for _, rollup in s.rollups.range()]
 
-    found, rollups = machine.run(look, state=state, timeout=deadline.remaining())
+    found, rollups = look.ask(named)
     for key, size, group in found:
         tally.add(key, size, group)
     for key, size in rollups:
@@ -208,7 +203,7 @@ def _add_shard(tally: _Tally, name: str | None, machine: Machine, state: State, 
             tally.add(page, page_size, (name, "state", "page", None))
     log = store.location.consensus
     first = log.scan(machine.shard, 1, 1, timeout=deadline.remaining())
-    records = max(0, state.seqno - first[0].seqno + 1) if first else 0
+    records = max(0, look.seqno - first[0].seqno + 1) if first else 0
     tally.count((name, "log", "record", None), records)
 
 

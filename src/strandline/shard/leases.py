@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from strandline.env import Env, Worker
+from strandline.env import Deadline, Env, Worker
 from strandline.errors import StrandlineError
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
@@ -81,15 +81,15 @@ class Lookout:
         self._seen: dict[str, dict[str, Observation]] = {}
         self._lock = threading.Lock()
 
-    def look(self, machine: Machine, *, timeout: float) -> list[str]:
+    def look(self, machine: Machine, deadline: Deadline) -> list[str]:
         """Looks at a shard's sessions once; those that it ended. One request, if none is silent.
 
         Errors: LocationError, Corruption; then nothing was seen.
         """
         asked = self._env.monotonic()
-        state = machine.refresh(timeout=timeout)
+        look = machine.look(deadline)
         answered = self._env.monotonic()
-        counts, ended_counts = machine.run(_sessions, state=state, timeout=timeout)
+        counts, ended_counts = look.ask(_sessions)
         counts.pop(machine.session, None)
         with self._lock:
             seen = self._seen.get(machine.shard)
@@ -104,12 +104,12 @@ class Lookout:
         ended = [
             session
             for session, count in silent.items()
-            if machine.submit(Expire(session, count), timeout=timeout)
+            if machine.submit(Expire(session, count), deadline)
         ]
         for session in ended:
             _log.info("session %s of shard %s was silent and is ended", session, machine.shard)
         for session, count in quiet.items():
-            if machine.submit(Acknowledge(session, count), timeout=timeout):
+            if machine.submit(Acknowledge(session, count), deadline):
                 _log.info("session %s of shard %s stayed silent", session, machine.shard)
         with self._lock:
             self._notebook.write(machine.shard, seen)
@@ -184,7 +184,7 @@ class Pulse:
             if machine.quiet_seconds < self._every:
                 continue
             try:
-                machine.submit(Heartbeat(), timeout=self._settings.timeout_seconds)
+                machine.submit(Heartbeat())
             except StrandlineError as error:
                 _log.warning("a heartbeat in shard %s failed: %s", machine.shard, error)
         with self._lock:

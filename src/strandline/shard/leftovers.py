@@ -32,7 +32,7 @@ def clear_leftovers(
     # Most locations have none, and need not be asked for their time.
     if not _before(location, now, deadline, delete=False):
         return ()
-    machine.live_session(timeout=deadline.remaining(), brief=True)
+    machine.live_session(deadline, brief=True)
     now = location_time(location, machine, env, deadline)
     return _before(location, now - delay_micros, deadline, delete=True)
 

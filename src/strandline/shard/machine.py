@@ -24,6 +24,7 @@ from strandline.location.consensus import Record
 from strandline.settings import Settings
 from strandline.shard.chain import record_name
 from strandline.shard.follower import Follower
+from strandline.shard.look import Look
 from strandline.shard.opening import Log
 from strandline.shard.patience import is_final, pauses
 from strandline.shard.rolling import Upkeep
@@ -145,44 +146,42 @@ class Machine:
         """Pages of state fetched so far."""
         return self._follower.pages_read
 
-    def refresh(self, *, timeout: float | None = None) -> State:
+    def look(self, deadline: Deadline | None = None) -> Look:
         """The newest state: one request for newer records, and more only where the log is behind.
 
         Everything that was committed before the call is in it. Errors: Corruption,
         LocationError.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._by(deadline)
         state = self._follower.catch_up(deadline)
-        if self._unsettled is None:
-            return state
-        self._settle_in_passing(deadline)
-        return self._follower.newest or state
+        if self._unsettled is not None:
+            self._settle_in_passing(deadline)
+            state = self._follower.newest or state
+        return Look(state, deadline, self._follower)
 
-    def run(
-        self,
-        function: Callable[[State], A],
-        *,
-        timeout: float | None = None,
-        state: State | None = None,
-    ) -> A:
-        """What `function` makes of a state, evaluated again whenever pages had to be loaded for it.
+    def known(self, deadline: Deadline | None = None) -> Look:
+        """The newest state that is known without asking the log."""
+        return Look(self.state, self._by(deadline), self._follower)
 
-        `function` is pure. Without `state` it gets the newest one that is known.
+    def ask(self, function: Callable[[State], A], deadline: Deadline | None = None) -> A:
+        """What `function` makes of the newest state that is known, as `Look.ask`.
+
+        Where pages of that are not kept any more, of the newest that there is.
         """
-        return self._follower.run(function, self._deadline(timeout), state)
+        return self._follower.run(function, self._by(deadline), None)
 
     def records(
-        self, from_seqno: int = 1, *, limit: int | None = None, timeout: float | None = None
+        self, from_seqno: int = 1, deadline: Deadline | None = None, *, limit: int | None = None
     ) -> list[LogRecord]:
         """The log's records from `from_seqno` on, decoded, the newest last.
 
         Begins later when the log was truncated. Corruption where a record is damaged or missing.
         """
-        return self._follower.records(from_seqno, limit, self._deadline(timeout))
+        return self._follower.records(from_seqno, limit, self._by(deadline))
 
     # --- writing
 
-    def submit(self, command: Command, *, timeout: float | None = None, note: Note = "") -> Any:
+    def submit(self, command: Command, deadline: Deadline | None = None, *, note: Note = "") -> Any:
         """Makes the command happen once; returns what `decide` says its result is.
 
         `note` is a remark for people in the record, or makes one of the result.
@@ -195,7 +194,7 @@ class Machine:
         Errors: what `decide` raises; LocationError, whose `may_have_happened` tells whether the
         command may yet take effect; Corruption.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._by(deadline)
         if self._location.read_only:
             raise UsageError(
                 f"{self._location.url} was opened for reading only; open it for writing"
@@ -216,7 +215,7 @@ class Machine:
             self.maybe_rollup()
         return result
 
-    def close(self, *, timeout: float | None = None) -> None:
+    def close(self, deadline: Deadline | None = None) -> None:
         """Ends the session in this shard, if it has one here. Closing twice is harmless.
 
         If it may have left objects that nothing refers to, it stays known until they are swept.
@@ -227,7 +226,7 @@ class Machine:
         known = self._registered or self._unsettled or self._orphans
         if self._location.read_only or not (known or self.is_littered):
             return
-        deadline = self._deadline(timeout)
+        deadline = self._by(deadline)
         self._acknowledge_ended(deadline)
         try:
             if not known:  # so that a sweep knows of what is left
@@ -238,7 +237,7 @@ class Machine:
 
     # --- the session
 
-    def live_session(self, *, timeout: float | None = None, brief: bool = False) -> SessionId:
+    def live_session(self, deadline: Deadline | None = None, *, brief: bool = False) -> SessionId:
         """The session to write objects under; one that was silent shows first that it is open.
 
         Whoever writes objects that a later command enters has to hold the session meanwhile
@@ -246,14 +245,14 @@ class Machine:
         follows so soon that it is enough if the newest known state has the session open. Fenced if
         a copy of this process writes under the session, too.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._by(deadline)
         if self._fenced:
             raise Fenced(self._fenced)
         quiet = not brief and self.quiet_seconds >= self._settings.lease_seconds / 4
         # SUBTLE: registered before its first object is written: what a session leaves that the log
         # does not know of would be found by nobody.
         if quiet or not self._registered or self._has_ended(deadline):
-            self.submit(Heartbeat(), timeout=deadline.remaining())
+            self.submit(Heartbeat(), deadline)
         return self.session
 
     def begins(self, key: str) -> None:
@@ -280,27 +279,27 @@ class Machine:
         """Whether there may be objects of the present session that nothing refers to."""
         return self._strewn or bool(self._litter)
 
-    def hand_over(self, *, timeout: float | None = None) -> SessionId:
+    def hand_over(self, deadline: Deadline | None = None) -> SessionId:
         """The session for another process to go on with (`adopt`); here another one follows.
 
         It is registered, so that objects which are written under it until then are known to be
         somebody's; but nobody keeps it alive for longer than its lease.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._by(deadline)
         while True:
-            self.submit(Heartbeat(), timeout=deadline.remaining())
+            self.submit(Heartbeat(), deadline)
             with self._in_turn(deadline):
                 if self._registered and self._unsettled is None:
                     session = self.session
                     self._go_on_as(new_session_id(self._env))
                     return session
 
-    def adopt(self, session: SessionId, *, timeout: float | None = None) -> None:
+    def adopt(self, session: SessionId, deadline: Deadline | None = None) -> None:
         """Goes on under a session that another process handed over, and that nobody else has.
 
         One request. Errors: LocationError, Corruption; then nothing was adopted.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._by(deadline)
         with self._in_turn(deadline):
             if self._registered or self._unsettled is not None:
                 raise UsageError(f"session {self.session} is at work and cannot become {session}")
@@ -393,7 +392,7 @@ class Machine:
             return False
         return self._upkeep.is_due(state)
 
-    def maybe_rollup(self, *, timeout: float | None = None) -> bool:
+    def maybe_rollup(self, deadline: Deadline | None = None) -> bool:
         """Writes a rollup if one is due; the next record names it. True if it did.
 
         A failure is logged, and the rollup is due again some records later.
@@ -402,7 +401,7 @@ class Machine:
             return False
         try:
             # Asked again: another thread may have written one just now.
-            return self._is_rollup_due() and self._roll_up(self._deadline(timeout))
+            return self._is_rollup_due() and self._roll_up(self._by(deadline))
         except StrandlineError as error:
             _log.warning("a rollup of shard %s failed and is retried later: %s", self.shard, error)
             with self._follower.moving:
@@ -411,7 +410,7 @@ class Machine:
         finally:
             self._rolling.release()
 
-    def roll_up(self, *, timeout: float | None = None) -> bool:
+    def roll_up(self, deadline: Deadline | None = None) -> bool:
         """Writes a rollup of the newest state, due or not; the next record names it.
 
         False if another is being written here, or waits to be named. A session that is not
@@ -422,7 +421,7 @@ class Machine:
         try:
             # SUBTLE: not asked before. If another thread sealed one since, what is noted for it
             # would be begun anew, and the state that is adopted with it would lack records.
-            return self._upkeep.sealed is None and self._roll_up(self._deadline(timeout))
+            return self._upkeep.sealed is None and self._roll_up(self._by(deadline))
         finally:
             self._rolling.release()
 
@@ -457,10 +456,10 @@ class Machine:
         with follower.moving:
             return self._upkeep.end(sealed, begun)
 
-    def distrust(self, key: str, why: str, *, timeout: float | None = None) -> None:
+    def distrust(self, key: str, why: str, deadline: Deadline | None = None) -> None:
         """Goes on from a state that does not rest on that damaged object, where there is one."""
         try:
-            self._follower.avoid(Corruption(why, object=key), self._deadline(timeout))
+            self._follower.avoid(Corruption(why, object=key), self._by(deadline))
         except Corruption as error:
             _log.warning("shard %s cannot be opened without %s: %s", self.shard, key, error)
 
@@ -478,14 +477,14 @@ class Machine:
 
     # --- the queue
 
-    def _deadline(self, timeout: float | None) -> Deadline:
+    def _by(self, deadline: Deadline | None) -> Deadline:
         if self._env.process_id() != self._process:
             # Two processes may not share a session: both would write records of one id.
             raise UsageError(
                 f"this handle belongs to process {self._process} and is used in a fork of it; "
                 "open the database again in this process"
             )
-        return Deadline(self._env, self._settings.timeout_seconds if timeout is None else timeout)
+        return deadline or Deadline(self._env, self._settings.timeout_seconds)
 
     @contextmanager
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
@@ -565,9 +564,7 @@ class Machine:
         with self._line:
             self._line.enter_context(consensus.turn(timeout=deadline.remaining()))
             try:
-                now = self._follower.catch_up(
-                    Deadline(self._env, min(_LOOK_SECONDS, deadline.remaining()))
-                )
+                now = self._follower.catch_up(deadline.within(_LOOK_SECONDS))
                 self._crowded = now.seqno > known.seqno
             except LocationError as error:
                 _log.info("shard %s: %s", self.shard, error)
@@ -809,7 +806,7 @@ class Machine:
             return  # whoever has the turn is at it
         try:
             if self._unsettled is not None:
-                brief = Deadline(self._env, min(1.0, deadline.remaining() / 4))
+                brief = deadline.within(min(1.0, deadline.remaining() / 4))
                 self._settle_remembered(self._unsettled, brief)
         except StrandlineError as error:
             _log.info("shard %s: %s", self.shard, error)

@@ -11,7 +11,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from strandline.env import Env
+from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.files.footer import Identity
 from strandline.parts.files.read import PartReader
@@ -48,7 +48,7 @@ class Workshop:
     threads: int
 
 
-def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Output, ...]:
+def run_job(shop: Workshop, job: CompactionJob, deadline: Deadline) -> tuple[Output, ...]:
     """The references that shall replace the job's inputs; their parts are durable by then."""
     if job.is_over:
         return ()
@@ -58,13 +58,13 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
     pieces: list[Pieces] = []
     nothing = pa.Table.from_batches([], schema.arrow)
     if small:
-        sources = [_source(r, _read(shop, schema, r, timeout)) for r in references]
+        sources = [_source(r, _read(shop, schema, r, deadline)) for r in references]
     else:
         sources = [_source(r, nothing) for r in references]
         count = len(references)
         # Side by side: each opens a part, which is a request or two.
         pieces = shop.env.parallel(
-            lambda reference: _pieces(shop, schema, reference, count, timeout), references
+            lambda reference: _pieces(shop, schema, reference, count, deadline), references
         )
     runs = merge_compact(
         sources,
@@ -77,11 +77,11 @@ def run_job(shop: Workshop, job: CompactionJob, *, timeout: float) -> tuple[Outp
         pieces=pieces,
         env=None if small else shop.env,
     )
-    return tuple(output for run in runs for output in _written(shop, schema, job, run, timeout))
+    return tuple(output for run in runs for output in _written(shop, schema, job, run, deadline))
 
 
 def _written(
-    shop: Workshop, schema: TableSchema, job: CompactionJob, run: Run, timeout: float
+    shop: Workshop, schema: TableSchema, job: CompactionJob, run: Run, deadline: Deadline
 ) -> list[Output]:
     """One output of the merge, as parts."""
     parts = write_parts(
@@ -91,7 +91,7 @@ def _written(
         schema,
         identity=shop.identity,
         settings=shop.settings,
-        timeout=timeout,
+        deadline=deadline,
         env=shop.env,
         threads=shop.threads,
     )
@@ -121,15 +121,17 @@ def _columns(schema: TableSchema, part: Part) -> list[str]:
     return [*schema.arrow.names, *(name for name, there in ours if there)]
 
 
-def _read(shop: Workshop, schema: TableSchema, reference: Reference, timeout: float) -> pa.Table:
+def _read(
+    shop: Workshop, schema: TableSchema, reference: Reference, deadline: Deadline
+) -> pa.Table:
     part = reference.part
     columns = _columns(schema, part)
     interval = reference.interval
-    return shop.reader.read(part, schema, columns=columns, interval=interval, timeout=timeout)
+    return shop.reader.read(part, schema, columns=columns, interval=interval, deadline=deadline)
 
 
 def _pieces(
-    shop: Workshop, schema: TableSchema, reference: Reference, count: int, timeout: float
+    shop: Workshop, schema: TableSchema, reference: Reference, count: int, deadline: Deadline
 ) -> Pieces:
     """The reference's rows in pieces, smaller ones if it is one of many."""
     part = reference.part
@@ -139,6 +141,6 @@ def _pieces(
         columns=_columns(schema, part),
         intervals=[reference.interval],
         rows=_OPEN_ROWS // count,
-        timeout=timeout,
+        deadline=deadline,
     )
-    return Pieces([Piece(lower, partial(load, timeout)) for lower, load in chunks])
+    return Pieces([Piece(lower, partial(load, deadline)) for lower, load in chunks])

@@ -5,24 +5,22 @@ from __future__ import annotations
 from strandline.env import Deadline
 from strandline.errors import Corruption
 from strandline.location import BlobMissing
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
-from strandline.state.replay import State
 
 __all__ = ["state_without"]
 
 
-def state_without(machine: Machine, missing: BlobMissing, deadline: Deadline) -> State:
+def state_without(machine: Machine, missing: BlobMissing, deadline: Deadline) -> Look:
     """The shard's newest state, which does not need the object; whoever reads plans anew from it.
 
     Corruption if it does: then nobody replaced the object before it was deleted.
     """
-    state = machine.refresh(timeout=deadline.remaining())
-    used = machine.run(
-        lambda s: s.parts.get((missing.key,)), state=state, timeout=deadline.remaining()
-    )
+    look = machine.look(deadline)
+    used = look.ask(lambda s: s.parts.get((missing.key,)))
     if used is not None:
         raise Corruption(
             f"the part {missing.key} of shard {machine.shard} is missing; restore it from a copy",
             object=missing.key,
         ) from missing
-    return state
+    return look

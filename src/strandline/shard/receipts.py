@@ -63,13 +63,13 @@ def write_receipt(
                 size += len(record.data)
     if not copies:
         return False
-    session = machine.live_session(timeout=deadline.remaining())
+    session = machine.live_session(deadline)
     key = ObjectKey(session, machine.shard, "receipt", new_receipt_id(env))
     machine.begins(str(key))
     data = encode_receipt(Copies(machine.shard, str(key), begin, last, tuple(copies)))
     location.blob.put(str(key), data, timeout=deadline.remaining())
     receipt = Receipt(last, str(key), len(data))
-    machine.submit(KeepReceipts(added=((begin, receipt),)), timeout=deadline.remaining())
+    machine.submit(KeepReceipts(added=((begin, receipt),)), deadline)
     return True
 
 

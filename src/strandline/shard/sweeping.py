@@ -19,6 +19,7 @@ from strandline.errors import Corruption, UsageError
 from strandline.ids import ObjectKey
 from strandline.location import BlobInfo, BlobMissing, Location
 from strandline.shard.deleting import deletions
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.opening import Log
 from strandline.shard.probe import location_time
@@ -84,11 +85,9 @@ class Registered:
 
 def registered(machine: Machine, deadline: Deadline) -> list[Registered]:
     """All sessions of a shard, by its newest state."""
-    state = machine.refresh(timeout=deadline.remaining())
-    found: list[tuple[str, Session]] = machine.run(
-        lambda s: [(key[0], session) for key, session in s.sessions.range()],
-        state=state,
-        timeout=deadline.remaining(),
+    look = machine.look(deadline)
+    found: list[tuple[str, Session]] = look.ask(
+        lambda s: [(key[0], session) for key, session in s.sessions.range()]
     )
     return [Registered(machine, name, session) for name, session in found]
 
@@ -157,7 +156,7 @@ def sweep_sessions(
         # whatever was said of it; so there is a third.
         last = each.comes_again(now, delay_micros) and not garbage[each.name]
         command = Swept(each.name, at, last)
-        done = each.machine.submit(command, timeout=deadline.remaining())
+        done = each.machine.submit(command, deadline)
         finished += bool(done and last)
     left = sum(map(len, garbage.values())) - len(deleted)
     size = sum(info.size for info in deleted)
@@ -166,7 +165,7 @@ def sweep_sessions(
 
 def _location_time(location: Location, machine: Machine, env: Env, deadline: Deadline) -> int:
     """Now, by the clock that all machines that sweep have in common."""
-    machine.live_session(timeout=deadline.remaining(), brief=True)
+    machine.live_session(deadline, brief=True)
     return location_time(location, machine, env, deadline)
 
 
@@ -199,7 +198,7 @@ def needed_by(
     deadline: Deadline,
     *,
     elsewhere: Callable[[], set[str]] = set,
-    check: Callable[[str, State], None] = lambda _, __: None,
+    check: Callable[[str, Look], None] = lambda _, __: None,
 ) -> tuple[set[str], set[str]]:
     """As `Needed`, of objects whose sessions are registered in `home`, or in the shard they are of.
 
@@ -209,23 +208,20 @@ def needed_by(
     by_shard: dict[str, list[ObjectKey]] = {}
     for key in keys:
         by_shard.setdefault(key.shard, []).append(key)
-    state = home.refresh(timeout=deadline.remaining())
-    run = partial(home.run, state=state, timeout=deadline.remaining())
-    needed: set[str] = set(run(lambda s: list(entered(s))))
+    look = home.look(deadline)
+    needed = look.ask(lambda s: set(entered(s)))
     # SUBTLE: before the data shards, too: what is committed and not applied is named nowhere else.
     needed |= elsewhere()
     doubtful: set[str] = set()
     for shard, listed in by_shard.items():
-        machine, data = home, state
+        machine, data = home, look
         if shard != home.shard:
             machine = machine_of(shard)
-            data = machine.refresh(timeout=deadline.remaining())
-            _check_reaches(home, state, shard, data)
+            data = machine.look(deadline)
+            _check_reaches(look, shard, data)
             check(shard, data)
         names = frozenset(map(str, listed))
-        found, rollups = machine.run(
-            partial(_named, names=names), state=data, timeout=deadline.remaining()
-        )
+        found, rollups = data.ask(partial(_named, names=names))
         needed |= found
         if all(key.kind in {"part", "receipt", "probe"} for key in listed):
             continue
@@ -261,12 +257,12 @@ def _pages(log: Log, rollup: str, deadline: Deadline) -> Iterator[str]:
         yield from () if isinstance(pages, Page) else (ref.key for ref in pages)
 
 
-def _check_reaches(home: Machine, state: State, shard: str, data: State) -> None:
+def _check_reaches(look: Look, shard: str, data: Look) -> None:
     """Corruption if a data shard is behind what was tidied: then it cannot say what is needed."""
-    progress = home.run(lambda s: s.tidied.get((shard,)), state=state)
+    progress = look.ask(lambda s: s.tidied.get((shard,)))
     upper = data.meta.upper
     if progress is not None and upper is not None and upper <= progress.tidied_through:
-        which = home.run(lambda s: called(s, shard), state=state)
+        which = look.ask(lambda s: called(s, shard))
         raise Corruption(
             f"the log of {which} ends before commits that were tidied as applied: it lost records; "
             "nothing was swept, restore the newest log",

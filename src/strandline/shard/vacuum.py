@@ -139,15 +139,15 @@ class Vacuum:
     def _look(self, function: Callable[[State], A]) -> A:
         """What `function` makes of the newest state."""
         # Not of one that was fetched before: the newest heals, should a page of it be damaged.
-        self._machine.refresh(timeout=self._deadline.remaining())
-        return self._machine.run(function, timeout=self._deadline.remaining())
+        self._machine.look(self._deadline)
+        return self._machine.ask(function, self._deadline)
 
     def _has_work(self, plan: VacuumPlan) -> bool:
         unverified = any(not rollup.verified for rollup in plan.keep[-2:])
         return bool(plan.delete or plan.waiting or plan.retire or plan.roll_up or unverified)
 
     def _submit(self, command: Any) -> Any:
-        return self._machine.submit(command, timeout=self._deadline.remaining())
+        return self._machine.submit(command, self._deadline)
 
     def _report(
         self,
@@ -183,7 +183,7 @@ class Vacuum:
         """Writes a rollup: nothing dies for good before there is one."""
         # Rollups are written by sessions of the shard; any record names one.
         self._submit(Heartbeat())
-        if self._machine.roll_up(timeout=self._deadline.remaining()):
+        if self._machine.roll_up(self._deadline):
             self._submit(Heartbeat())
 
     def _verify_newest(self) -> bool:
@@ -218,7 +218,7 @@ class Vacuum:
             self._is_damaged(rollup, error)
             # What is in memory may share the page; the next rollup shall not.
             key = error.key if isinstance(error, BlobMissing) else error.object
-            self._machine.distrust(key, str(error), timeout=self._deadline.remaining())
+            self._machine.distrust(key, str(error), self._deadline)
             return False
         return True
 

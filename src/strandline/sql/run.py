@@ -191,8 +191,8 @@ class _Tables:
         if self.transaction is not None:
             return self.transaction.tables()
         txns = self.handle.store.txns
-        state = txns.refresh(timeout=self.deadline.remaining())
-        return txns.tables(state, self.as_of)
+        look = txns.look(self.deadline)
+        return txns.tables(look, self.as_of)
 
     def views(self, versions: Sequence[TableVersion], as_of: int | None = None) -> list[View]:
         """Some of them, all at one time: `as_of`, or the statement's."""
@@ -204,7 +204,7 @@ class _Tables:
                     return opened
         moment = self.as_of if as_of is None else as_of
         names = [version.name for version in versions]
-        return views(self.handle.store, names, moment, timeout=self.deadline.remaining())
+        return views(self.handle.store, names, moment, self.deadline)
 
     def options(self, operation: str) -> WriteOptions:
         """The options of a write."""
@@ -387,7 +387,7 @@ def _dataset_class() -> type:
             want = Want(chosen, None, condition, ordered=False)
             deadline = self._deadline.again()
             with self._failures.keeping():  # what it reads may be given up by now
-                reading = Reading(self._handle, self._view, want, deadline, deadline.seconds)
+                reading = Reading(self._handle, self._view, want, deadline)
             batches = self._failures.watched(_batches(reading, batch_size))
             stream = pa.RecordBatchReader.from_batches(reading.arrow, batches)
             return _Scanned(stream)
@@ -548,7 +548,7 @@ class _SqlSelection:
         want = Want(None if columns is None else tuple(columns), None, condition)
         deadline = options.deadline
         deadline.check(f"reading for {options.operation.upper()}", may_have_happened=False)
-        yield from Reading(handle, view, want, deadline, deadline.seconds).tables()
+        yield from Reading(handle, view, want, deadline).tables()
 
 
 def _insertion(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from random import Random
 
 from strandline.database import Database
+from strandline.env import Deadline
 from strandline.errors import ClockSkew, Fenced, LocationError, UsageError
 from strandline.ids import ObjectKey, new_part_id, session_of
 from strandline.state.author import is_open
@@ -102,7 +103,7 @@ class Litterer:
         store = db._handle.store  # noqa: SLF001  below what users hold
         table = _id(self._play, "events")
         machine = store.txns.machine
-        session = machine.live_session(timeout=5)
+        session = machine.live_session(Deadline(world.env, 5))
         key = str(ObjectKey(session, store.data(table).shard, "part", new_part_id(world.env)))
         self._simulation.scheduler.later(
             self._random.randrange(LATEST_MICROS),

@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from random import Random
 
 from strandline.database import Database
+from strandline.env import Deadline
 from strandline.ids import DatabaseId, ShardId, session_of
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
@@ -152,7 +153,7 @@ class History:
     def open(self, world: World, *, read_only: bool = False) -> Database:
         location = replace(world.location, read_only=read_only)
         store = open_store(location, DATABASE, TXNS, world.env, self.settings)
-        store.txns.refresh(timeout=self.settings.timeout_seconds)
+        store.txns.look()
         mode = "r" if read_only else "rw"
 
         def reopen(_: Origin) -> Store:
@@ -418,24 +419,24 @@ class History:
 
 def _apply(db: Database, table: str, _: Random) -> None:
     store = db._handle.store  # noqa: SLF001  below what users hold
-    apply_table(store, table, timeout=20, commits_max=2)
-    store.txns.tidy(timeout=20)
+    apply_table(store, table, Deadline(store.env, 20), commits_max=2)
+    store.txns.tidy(Deadline(store.env, 20))
 
 
 def _tend(db: Database, table: str, random: Random) -> None:
     """Compacts, or splits a leaf anywhere."""
     store = db._handle.store  # noqa: SLF001
-    version = store.txns.table_by_id(store.txns.refresh(timeout=20), table)
+    version = store.txns.table_by_id(store.txns.look(Deadline(store.env, 20)), table)
     machine = store.data(table)
-    if random.random() < 0.7 or machine.run(lambda s: s.leaves.count()) > 5:
+    if random.random() < 0.7 or machine.ask(lambda s: s.leaves.count()) > 5:
         strategy = random.choice([None, *STRATEGIES])
         db.compact(version.name, strategy=strategy, timeout=25)
         return
-    state = machine.refresh(timeout=20)
+    look = machine.look(Deadline(store.env, 20))
     point = KeyCodec(TableSchema.from_version(version)).encode((random.randrange(KEYS),))
-    leaf = machine.run(lambda s: leaf_at(s, point), state=state)
+    leaf = look.ask(lambda s: leaf_at(s, point))
     if leaf.interval.lower != point:
-        machine.submit(Split(leaf.id, leaf.interval.lower, (point,)), timeout=20)
+        machine.submit(Split(leaf.id, leaf.interval.lower, (point,)), Deadline(store.env, 20))
 
 
 def _vacuum(db: Database, table: str, random: Random) -> None:
@@ -444,7 +445,7 @@ def _vacuum(db: Database, table: str, random: Random) -> None:
         db.vacuum(timeout=25)
         return
     store = db._handle.store  # noqa: SLF001
-    version = store.txns.table_by_id(store.txns.refresh(timeout=20), table)
+    version = store.txns.table_by_id(store.txns.look(Deadline(store.env, 20)), table)
     db.vacuum(version.name, timeout=25)
 
 

@@ -32,8 +32,8 @@ class Applied:
 def apply_table(
     store: Store,
     table: str,
+    deadline: Deadline,
     *,
-    timeout: float,
     commits_max: int | None = None,
     through: int | None = None,
 ) -> Applied:
@@ -43,16 +43,15 @@ def apply_table(
     times up to that one. Idempotent, and safe beside others that do the same: a crash between any
     two steps loses nothing.
     """
-    deadline = Deadline(store.env, timeout)
-    # SUBTLE ◆: txns first, then data. Entries that are gone from `state` were applied before it
+    # SUBTLE ◆: txns first, then data. Entries that are gone from `look` were applied before it
     # was read, so the data shard's upper, read after it, is beyond them.
-    state = store.txns.refresh(timeout=deadline.remaining())
-    version = store.txns.machine.run(lambda s: s.tables.floor((table, 1 << 62)), state=state)
+    look = store.txns.look(deadline)
+    version = look.ask(lambda s: s.tables.floor((table, 1 << 62)))
     if version is None or version[1].table != table:
         return Applied(0, frozenset())
     data = store.data(table)
-    found = data.refresh(timeout=deadline.remaining())
-    store.check_committed(table, found, timeout=deadline.remaining())
+    found = data.look(deadline)
+    store.check_committed(table, found, deadline)
     upper = found.meta.upper
     moved = 0
     fenced = False
@@ -61,7 +60,7 @@ def apply_table(
         size = store.settings.apply_backlog_commits
         if commits_max is not None:
             size = min(size, commits_max - moved)
-        bite = _bite(store.txns.overlay(state, table, upper, through), size)
+        bite = _bite(store.txns.overlay(look, table, upper, through), size)
         if not bite:
             break
         deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
@@ -73,7 +72,7 @@ def apply_table(
             if fenced:
                 raise
             fenced = True
-            upper = data.refresh(timeout=deadline.remaining()).meta.upper
+            upper = data.look(deadline).meta.upper
             continue
         if done is None:
             break
@@ -109,7 +108,7 @@ def _apply_bite(
     machine = store.data(version.table)
     command = Apply(upper, bite[-1].time + 1, tuple(parts), store.owner)
     try:
-        result: ApplyResult = machine.submit(command, timeout=deadline.remaining())
+        result: ApplyResult = machine.submit(command, deadline)
     except UpperMismatch as error:
         # Somebody else applied these or some of them. What was written here is referenced by
         # nobody; the sweep of this session's prefix finds it. Who finished the shard of a dropped
@@ -122,7 +121,7 @@ def _apply_bite(
 def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: Deadline) -> Part:
     """One sorted part of the rows of many small commits, each row with its commit time."""
     schema = TableSchema.from_version(version)
-    session = store.data(version.table).live_session(timeout=deadline.remaining(), brief=True)
+    session = store.data(version.table).live_session(deadline, brief=True)
     table = decode_together(inline, schema)
     if len({entry.time for entry in inline}) == 1:
         table = table.drop_columns([TIME])  # the reference says the time
@@ -136,5 +135,5 @@ def _gather(store: Store, version: TableVersion, inline: list[Entry], deadline: 
         schema,
         identity=store.identity(version, session),
         settings=store.settings,
-        timeout=deadline.remaining(),
+        deadline=deadline,
     )

@@ -44,7 +44,7 @@ class Clock:
         self._looks = 0
         self._lock = threading.Lock()
 
-    def now(self, upper: int | None, *, timeout: float) -> tuple[int, bool]:
+    def now(self, upper: int | None, deadline: Deadline) -> tuple[int, bool]:
         """The time for a commit, and whether it agrees with a clock that is not this machine's.
 
         `upper` is what is known of the log. ClockSkew if the location's clock is far from it.
@@ -54,7 +54,7 @@ class Clock:
             return now, False  # such a clock moves time by little, whatever it is
         off = self._off(now)
         if off is None or abs(off) > SKEW_MICROS:
-            off = self._looked(timeout)
+            off = self._looked(deadline)
         if off is not None and abs(off) > SKEW_MICROS:
             raise ClockSkew(
                 f"this machine's clock is {abs(off) / 1e6:.0f} s "
@@ -63,9 +63,9 @@ class Clock:
             )
         return self._env.now_micros(), off is not None and self._location.own_clock
 
-    def measure(self, *, timeout: float) -> None:
+    def measure(self, deadline: Deadline) -> None:
         """Looks at the location's clock, for commits to come."""
-        self._looked(timeout)
+        self._looked(deadline)
 
     def _off(self, now: int) -> int | None:
         """By how much the wall clock is ahead of the location's; None if that is not known."""
@@ -75,10 +75,10 @@ class Clock:
     def _monotonic(self) -> int:
         return int(self._env.monotonic() * 1_000_000)
 
-    def _looked(self, timeout: float) -> int | None:
+    def _looked(self, deadline: Deadline) -> int | None:
         """Asks the location, or takes what another thread was told meanwhile."""
         looks = self._looks
-        if not self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+        if not self._lock.acquire(timeout=deadline.remaining()):
             raise DeadlineExceeded(
                 "the location's clock was not read in time, and nothing was committed; pass a "
                 "larger timeout= to wait longer",
@@ -86,20 +86,19 @@ class Clock:
             )
         try:
             if looks == self._looks:
-                self._look(timeout)
+                self._look(deadline)
                 self._looks += 1
             return self._off(self._env.now_micros())
         finally:
             self._lock.release()
 
-    def _look(self, timeout: float) -> None:
+    def _look(self, deadline: Deadline) -> None:
         env, failed = self._env, self._failed_at
         if failed is not None and env.monotonic() < failed + _AGAIN_SECONDS:
             return
-        deadline = Deadline(env, min(timeout, _PROBE_SECONDS))
-        machine = self._machine
         try:
-            found = location_time(self._location, machine, env, deadline)
+            brief = deadline.within(_PROBE_SECONDS)
+            found = location_time(self._location, self._machine, env, brief)
         except LocationError as error:
             # Whoever commits a few rows needs the log alone; it takes note of a jump itself. What
             # the location's clock showed before goes on to count.

@@ -82,19 +82,19 @@ class CommitQueue:
         """Whether some member leads, or was told to."""
         self._guard = threading.Lock()
 
-    def commit(self, command: Commit, note: Note, *, timeout: float) -> CommitResult:
+    def commit(self, command: Commit, note: Note, deadline: Deadline) -> CommitResult:
         """The commit's outcome, alone or with others. Its errors are those of `Commit`.
 
         A group is one record: if it is not known whether that was written, it is not known of
         any of its commits.
         """
-        member = _Member(command, note, Deadline(self._env, timeout))
+        member = _Member(command, note, deadline)
         with self._guard:
             self._waiting.append(member)
             if not self._led:
                 self._led = member.leads = True
         try:
-            if not member.leads and not member.signal.acquire(timeout=_in_range(timeout)):
+            if not member.leads and not member.signal.acquire(timeout=deadline.remaining()):
                 self._check_done(member)
             # Whoever is signalled without an outcome leads.
             if member.outcome is None:
@@ -173,7 +173,7 @@ class CommitQueue:
         self, group: Sequence[_Member], tidies: tuple[Key, ...]
     ) -> list[CommitResult | StrandlineError]:
         """One record for all of them."""
-        timeout = max(member.deadline.remaining() for member in group)
+        deadline = max((member.deadline for member in group), key=lambda each: each.at)
         commits = tuple(member.command for member in group)
         notes = [member.note for member in group]
 
@@ -187,7 +187,7 @@ class CommitQueue:
 
         command = CommitGroup(commits, tidies)
         outcomes: list[CommitResult | StrandlineError] = self._machine.submit(
-            command, timeout=timeout, note=note
+            command, deadline, note=note
         )
         return outcomes
 
@@ -198,7 +198,3 @@ def _interrupted() -> LocationError:
         "is there before you repeat it, or use a token",
         may_have_happened=True,
     )
-
-
-def _in_range(timeout: float) -> float:
-    return min(max(timeout, 0.0), threading.TIMEOUT_MAX)

@@ -70,12 +70,11 @@ class Handle:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Ends background work and the session. Closing twice is harmless."""
-        default = self.origin.settings.timeout_seconds
-        limit = default if timeout is None else given_seconds(timeout, "timeout")
+        limit = None if timeout is None else given_seconds(timeout, "timeout")
         with self._lock:
             store, self._store, self._closed = self._store, None, True
         if store is not None:
-            store.close(timeout=limit)
+            store.close(Deadline.of(store.env, limit, store.settings.timeout_seconds))
 
     def end_background(self) -> None:
         """Ends what runs beside the callers; for the end of the process."""

@@ -12,10 +12,10 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UnknownTable
 from strandline.shard.chain import verified
+from strandline.shard.look import Look
 from strandline.shard.patience import reading
 from strandline.state.codec import LogRecord
 from strandline.state.model import TableVersion
-from strandline.state.replay import State
 from strandline.times import Commit, datetime_of
 from strandline.txn.handle import limit_of
 from strandline.txn.store import Store
@@ -64,23 +64,23 @@ def history(
 ) -> pa.Table:
     """The commits of the database, or of the table with that id, as a table `HISTORY`."""
     most = limit_of(limit)
-    state = store.txns.refresh(timeout=deadline.remaining())
+    look = store.txns.look(deadline)
     rows: list[dict[str, Any]] = []
-    for commit in _newest_first(store, state, deadline):
+    for commit in _newest_first(store, look, deadline):
         if most is not None and len(rows) >= most:
             break
         if as_of is not None and commit.time > as_of:
             continue
         if not commit.touched or (table is not None and table not in commit.touched):
             continue
-        rows.append(_row(store, state, commit, table))
+        rows.append(_row(store, look, commit, table))
     return pa.Table.from_pylist(rows, schema=HISTORY)
 
 
 def commit_at(store: Store, time: int, deadline: Deadline) -> Commit:
     """The commit at that time. Its rows are None if the log keeps its record no longer."""
-    state = store.txns.refresh(timeout=deadline.remaining())
-    first, end = 1, state.seqno + 1
+    look = store.txns.look(deadline)
+    first, end = 1, look.seqno + 1
     # The least seqno in [first, end) from which on no commit is before `time`; times grow along
     # the log, but only the records of commits tell theirs.
     while first < end:
@@ -94,42 +94,42 @@ def commit_at(store: Store, time: int, deadline: Deadline) -> Commit:
     found = next(
         (
             c
-            for c in _commits_from(store, max(first - 1, 1), state.seqno + 1, deadline)
+            for c in _commits_from(store, max(first - 1, 1), look.seqno + 1, deadline)
             if c.time >= time
         ),
         None,
     )
     if found is None or found.time != time:
         return Commit(time, None, ())
-    names = tuple(_name(store, state, table, time) for table in found.touched)
+    names = tuple(_name(store, look, table, time) for table in found.touched)
     return Commit(time, sum(found.rows.values()), names)
 
 
-def _row(store: Store, state: State, commit: _Committed, table: str | None) -> dict[str, Any]:
+def _row(store: Store, look: Look, commit: _Committed, table: str | None) -> dict[str, Any]:
     written = commit.rows if table is None else {table: commit.rows.get(table, 0)}
     return {
         "commit": Commit(commit.time).id,
         "time": datetime_of(commit.time),
         "operation": commit.operation,
-        "tables": [_name(store, state, touched, commit.time) for touched in commit.touched],
+        "tables": [_name(store, look, touched, commit.time) for touched in commit.touched],
         "rows": sum(written.values()),
         "metadata": list(commit.metadata.items()),
         "session": commit.session,
     }
 
 
-def _name(store: Store, state: State, table: str, time: int) -> str:
+def _name(store: Store, look: Look, table: str, time: int) -> str:
     """What the table was called at that time; of a drop, what it was called until then."""
     for moment in (time, time - 1):
         try:
-            return store.txns.table_by_id(state, table, moment).name
+            return store.txns.table_by_id(look, table, moment).name
         except UnknownTable:
             continue
     return table
 
 
-def _newest_first(store: Store, state: State, deadline: Deadline) -> Iterator[_Committed]:
-    end = state.seqno + 1
+def _newest_first(store: Store, look: Look, deadline: Deadline) -> Iterator[_Committed]:
+    end = look.seqno + 1
     while end > 1:
         start = max(1, end - _SCAN_RECORDS)
         commits = list(_commits_from(store, start, end, deadline))

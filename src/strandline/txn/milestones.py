@@ -61,16 +61,14 @@ class Milestones:
 
     def _ahead(self, deadline: Deadline) -> list[MilestoneKey]:
         """The milestones beyond the end of the log, ascending."""
-        known = self._machine.state
-        if not known.seqno:
-            known = self._machine.refresh(timeout=deadline.remaining())
-        found = self._listed(known.seqno, deadline)
+        known = self._machine.state.seqno or self._machine.look(deadline).seqno
+        found = self._listed(known, deadline)
         if not found:
             return []
         # SUBTLE: others commit beside. But each milestone was put after its record was known to be
         # in the log, and listed before this look at the log begins, which shows the record; or it
         # is lost.
-        end = self._machine.refresh(timeout=deadline.remaining()).seqno
+        end = self._machine.look(deadline).seqno
         return [key for key in found if key.seqno > end]
 
     def _listed(self, after: int, deadline: Deadline) -> list[MilestoneKey]:
@@ -96,7 +94,7 @@ class Milestones:
                 _log.warning("%s is not the key of a milestone, and is left alone", info.key)
         return sorted(found)
 
-    def passed(self, *, timeout: float) -> None:
+    def passed(self, deadline: Deadline) -> None:
         """Puts a milestone if it is time: once per handle, and then every so many records.
 
         To be called after a commit, which stands whatever becomes of this: failures are logged.
@@ -110,7 +108,7 @@ class Milestones:
         key = MilestoneKey(self._machine.shard, state.seqno, state.hash.hex()[:16])
         said = f"{record_name(key.shard, key.seqno)} is in the log\n".encode()
         try:
-            self._location.blob.put(str(key), said, timeout=min(timeout, _SECONDS))
+            self._location.blob.put(str(key), said, timeout=deadline.within(_SECONDS).remaining())
         except BlobExists:
             pass  # another was there at the same time
         except LocationError as error:

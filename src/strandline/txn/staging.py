@@ -35,10 +35,10 @@ class Staging:
             machine, seconds = self._store.txns.machine, self._deadline.remaining()
             # Whatever becomes of the write, and whoever forgets it.
             weakref.finalize(self, self._store.pulse.hold(machine, seconds=seconds))
-            self._session = machine.live_session(timeout=seconds)
+            self._session = machine.live_session(self._deadline)
         return self._session
 
-    def hand_over(self, *, timeout: float) -> None:
+    def hand_over(self, seconds: float) -> None:
         """Leaves the session, if it was used, to whoever commits what was written under it.
 
         Nobody keeps it alive from now on. What else this handle has staged under it has to be
@@ -46,13 +46,13 @@ class Staging:
         """
         machine = self._store.txns.machine
         if self._session is not None and machine.session == self._session:
-            machine.hand_over(timeout=timeout)
+            machine.hand_over(Deadline(self._store.env, seconds))
 
     def new_key(self, table: str) -> str:
         """A key for a part of the table. Held, Fenced: nobody shall write much for nothing."""
         if table not in self._tables:
             try:
-                self._store.txns.check_holder(table, timeout=self._deadline.remaining())
+                self._store.txns.check_holder(table, self._deadline)
             except (Held, Fenced):
                 # What was committed stays committed, whoever holds the table by now: the commit
                 # says so, and what is staged for it again is swept.
@@ -66,7 +66,7 @@ class Staging:
         if self._token is None:
             return False
         scope, number = self._token
-        window = self._store.txns.machine.run(lambda s: s.tokens.get((scope,)))
+        window = self._store.txns.machine.ask(lambda s: s.tokens.get((scope,)))
         return window is not None and number in dict(window.results)
 
     def identity(self, version: TableVersion, token: str = "") -> Identity:

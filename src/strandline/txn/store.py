@@ -23,6 +23,7 @@ from strandline.parts.files.read import PartReader
 from strandline.settings import Settings
 from strandline.shard.chain import record_name
 from strandline.shard.leases import Lookout, Pulse
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.notebook import Notebook
 from strandline.state.model import Meta, TableVersion
@@ -40,10 +41,10 @@ _log = logging.getLogger("strandline")
 class Upkeep(Protocol):
     """Keeps the backlog of the tables that a handle writes to bounded (`txn.background`)."""
 
-    def before_write(self, table: str, *, timeout: float) -> None:
+    def before_write(self, table: str, deadline: Deadline) -> None:
         """Makes room first, if the table's backlog is past its bound."""
 
-    def after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
+    def after_commit(self, written: Iterable[tuple[str, int, bool]], deadline: Deadline) -> None:
         """Takes note of what was committed: (table, inline bytes, has parts) each."""
 
     def close(self) -> None:
@@ -142,46 +143,42 @@ class Store:
 
     # --- two logs that have to agree
 
-    def before_commit(self, tables: Iterable[str], *, timeout: float) -> None:
+    def before_commit(self, tables: Iterable[str], deadline: Deadline) -> None:
         """Corruption if the txns shard does not know what the shards of these tables rest on.
 
         Looked at once per table: from then on this handle follows the logs, and notices itself if
         one goes back.
         """
-        deadline = Deadline(self.env, timeout)
         for table in tables:
             if table in self._compared:
                 continue
             machine = self.data(table)
-            known = machine.state
-            data = known if known.seqno else machine.refresh(timeout=deadline.remaining())
-            self.check_committed(table, data, timeout=deadline.remaining())
+            known = machine.known(deadline)
+            self.check_committed(table, known if known.seqno else machine.look(deadline), deadline)
             self._compared.add(table)
 
-    def check_committed(self, table: str, data: State, *, timeout: float) -> None:
+    def check_committed(self, table: str, data: Look, deadline: Deadline) -> None:
         """Corruption if the data shard is ahead of all commits: the txns shard lost the newest.
 
         It is to be asked wherever the two are put together: rows whose commits are lost would come
         back with the next commits, and those at times that were used before would never be applied.
         """
-        machine = self.txns.machine
 
         def is_ahead(state: State) -> bool:
             return self._is_ahead(state, table, data.meta)
 
-        if not machine.run(is_ahead, timeout=timeout):
+        if not self.txns.machine.ask(is_ahead, deadline):
             return
         # SUBTLE: others commit and apply beside, and the txns shard is read before the data shard.
         # But what was applied by the time that `data` was read was committed before that; so a
         # look at the txns shard that begins now knows of it, or it is lost.
-        self.txns.refresh(timeout=timeout)
-        if not machine.run(is_ahead, timeout=timeout):
+        look = self.txns.look(deadline)
+        if not look.ask(is_ahead):
             return
-        state = machine.state
-        missing = record_name(machine.shard, state.seqno + 1)
+        missing = record_name(self.txns.machine.shard, look.seqno + 1)
         raise Corruption(
             f"{missing} is missing: the log of commits ends before it, but "
-            f"{self.txns.called(state, table)} has what was committed later; restore the newest "
+            f"{self.txns.called(look, table)} has what was committed later; restore the newest "
             f"log of {self.location.url}",
             object=missing,
         )
@@ -193,7 +190,7 @@ class Store:
         fed_here = (meta.origin, meta.owner) == ("txns", self.owner)
         return fed_here and state.meta.upper is not None and meta.upper > state.meta.upper
 
-    def look_out(self, tables: Iterable[str], *, timeout: float) -> list[str]:
+    def look_out(self, tables: Iterable[str], deadline: Deadline) -> list[str]:
         """Looks once at the sessions of the txns shard and of these tables; those that it ended.
 
         A look that fails is logged: it has seen nothing.
@@ -201,17 +198,17 @@ class Store:
         ended: list[str] = []
         for machine in [self.txns.machine, *(self.data(table) for table in tables)]:
             try:
-                ended += self.lookout.look(machine, timeout=timeout)
+                ended += self.lookout.look(machine, deadline)
             except StrandlineError as error:
                 _log.warning("no look at the sessions of shard %s: %s", machine.shard, error)
         return ended
 
-    def close(self, *, timeout: float) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Ends background work and the sessions that were opened; the handle is then useless."""
         self.background.close()
         self.pulse.close()
         for machine in self.machines():
-            machine.close(timeout=timeout)
+            machine.close(deadline)
         self.location.blob.close()
         self.location.consensus.close()
 

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from strandline.env import Deadline, Env
 from strandline.errors import Fenced, UnknownTable
 from strandline.location import Location
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.author import is_open
 from strandline.state.commands import (
@@ -30,7 +31,6 @@ from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.registering import called
-from strandline.state.replay import State
 from strandline.times import told
 from strandline.txn.clock import Clock
 from strandline.txn.grouping import CommitQueue, Note
@@ -60,61 +60,56 @@ class Txns:
 
     # --- reading
 
-    def refresh(self, *, timeout: float) -> State:
+    def look(self, deadline: Deadline | None = None) -> Look:
         """The newest state; one Consensus request."""
-        return self.machine.refresh(timeout=timeout)
+        return self.machine.look(deadline)
 
     @staticmethod
-    def latest(state: State) -> int:
+    def latest(look: Look) -> int:
         """The latest time at which everything is known; -1 before the first commit."""
-        upper = state.meta.upper
+        upper = look.meta.upper
         return (1 << 62) if upper is None else upper - 1
 
-    def tables(self, state: State, as_of: int | None = None) -> list[TableVersion]:
+    def tables(self, look: Look, as_of: int | None = None) -> list[TableVersion]:
         """The tables at `as_of` (None: now), by name."""
         if as_of is None:
-            return list(self._now(state).values())
-        versions = self.machine.run(
-            lambda s: [v for _, v in s.tables.range() if _holds(v, as_of)], state=state
-        )
+            return list(self._now(look).values())
+        versions = look.ask(lambda s: [v for _, v in s.tables.range() if _holds(v, as_of)])
         versions.sort(key=lambda version: version.name)
         return versions
 
-    def _now(self, state: State) -> dict[str, TableVersion]:
+    def _now(self, look: Look) -> dict[str, TableVersion]:
         """The tables that there are now, by name and in its order."""
         # As long as no table is made or changed, whoever looks one up finds the rest as it was.
         asked, known = self._tables
-        if asked is not state.tables:
-            versions = self.machine.run(
-                lambda s: [v for _, v in s.tables.range() if _holds(v, None)], state=state
-            )
+        if asked is not look.state.tables:
+            versions = look.ask(lambda s: [v for _, v in s.tables.range() if _holds(v, None)])
             known = {v.name: v for v in sorted(versions, key=lambda version: version.name)}
-            self._tables = (state.tables, known)
+            self._tables = (look.state.tables, known)
         return known
 
-    def table(self, state: State, name: str, as_of: int | None = None) -> TableVersion:
+    def table(self, look: Look, name: str, as_of: int | None = None) -> TableVersion:
         """The table of that name at `as_of` (None: now); UnknownTable names those that are near."""
-        found = self._now(state).get(name) if as_of is None else None
-        return found or named(self.tables(state, as_of), name, as_of)
+        found = self._now(look).get(name) if as_of is None else None
+        return found or named(self.tables(look, as_of), name, as_of)
 
-    def table_by_id(self, state: State, table: str, as_of: int | None = None) -> TableVersion:
+    def table_by_id(self, look: Look, table: str, as_of: int | None = None) -> TableVersion:
         """The table with that id at `as_of` (None: now)."""
         if as_of is None:
-            version = self.machine.run(lambda s: current_table(s, table), state=state)
+            version = look.ask(lambda s: current_table(s, table))
         else:
-            version = self.machine.run(
-                lambda s: next((v for _, v in s.tables.prefix((table,)) if _holds(v, as_of)), None),
-                state=state,
+            version = look.ask(
+                lambda s: next((v for _, v in s.tables.prefix((table,)) if _holds(v, as_of)), None)
             )
         if version is None:
             when = "does not exist any more: it was dropped" if as_of is None else "does not exist"
             at = "" if as_of is None else f" as of {told(as_of)}"
-            raise UnknownTable(f"{self.called(state, table)} {when}{at}")
+            raise UnknownTable(f"{self.called(look, table)} {when}{at}")
         return version
 
-    def called(self, state: State, table: str) -> str:
+    def called(self, look: Look, table: str) -> str:
         """What messages call a table: by its newest name, also after it was dropped."""
-        return self.machine.run(lambda s: called(s, table), state=state)
+        return look.ask(lambda s: called(s, table))
 
     def title(self, table: str) -> str:
         """The same of a table that is in use, as far as is known without I/O."""
@@ -123,27 +118,25 @@ class Txns:
         return f"shard {table}" if name is None else f"table {name!r}"
 
     def overlay(
-        self, state: State, table: str, physical_upper: int, as_of: int | None = None
+        self, look: Look, table: str, physical_upper: int, as_of: int | None = None
     ) -> tuple[Entry, ...]:
         """The table's entries at `physical_upper <= time <= as_of` ◆, ascending by time."""
         # The same tuple while nothing changed: readers keep what they worked out of it.
-        asked = (state.entries, physical_upper, as_of)
+        asked = (look.state.entries, physical_upper, as_of)
         known = self._overlays.get(table)
         if known is not None and known[0] == asked:
             return known[1]
         end: Key = (table, TOP) if as_of is None else (table, as_of, TOP)
-        found = self.machine.run(
-            lambda s: tuple(entry for _, entry in s.entries.range((table, physical_upper), end)),
-            state=state,
+        found = look.ask(
+            lambda s: tuple(entry for _, entry in s.entries.range((table, physical_upper), end))
         )
         self._overlays[table] = (asked, found)
         return found
 
     def backlog(self, table: str, physical_upper: int) -> int:
         """How many entries of the table are known, without I/O, that are not applied below that."""
-        return self.machine.run(
-            lambda s: s.entries.count((table, physical_upper), (table, TOP)),
-            state=self.machine.state,
+        return self.machine.known().ask(
+            lambda s: s.entries.count((table, physical_upper), (table, TOP))
         )
 
     # --- writing
@@ -160,14 +153,13 @@ class Txns:
         merged: Sequence[str] = (),
         operation: str,
         metadata: Mapping[str, str] | None = None,
-        timeout: float,
+        deadline: Deadline,
     ) -> CommitResult:
         """Commits; its time is decided in the log. Durable and visible when this returns.
 
         Errors: those of `Commit`; a LocationError says whether it may have happened.
         """
-        deadline = Deadline(self._env, timeout)
-        clock, checked = self.clock.now(self.machine.state.meta.upper, timeout=timeout)
+        clock, checked = self.clock.now(self.machine.state.meta.upper, deadline)
         command = Commit(
             clock,
             tuple(writes),
@@ -181,9 +173,9 @@ class Txns:
             merged=tuple(merged),
         )
         note = _note(operation, metadata, writes)
-        return self._queue.commit(command, note, timeout=deadline.remaining())
+        return self._queue.commit(command, note, deadline)
 
-    def commit_at(self, command: Commit, *, operation: str, timeout: float) -> CommitResult:
+    def commit_at(self, command: Commit, *, operation: str, deadline: Deadline) -> CommitResult:
         """Commits at the very time that the command names, in a shard without a clock."""
         tidies = self._take_tidies()
         written = False
@@ -195,7 +187,7 @@ class Txns:
 
         try:
             result: CommitResult = self.machine.submit(
-                replace(command, tidies=tidies), timeout=timeout, note=said
+                replace(command, tidies=tidies), deadline, note=said
             )
             written = not result.repeated
         finally:
@@ -203,43 +195,42 @@ class Txns:
                 self.to_be_tidied(tidies)  # retracting what is gone already is skipped
         return result
 
-    def confirm_clock(self, *, timeout: float) -> int:
+    def confirm_clock(self, deadline: Deadline) -> int:
         """Says that this machine's clock is right; by which time retention goes from now on.
 
         ClockSkew if the location's clock says otherwise.
         """
-        deadline = Deadline(self._env, timeout)
-        clock, _ = self.clock.now(None, timeout=deadline.remaining())
-        time: int = self.machine.submit(ConfirmClock(clock), timeout=deadline.remaining())
+        clock, _ = self.clock.now(None, deadline)
+        time: int = self.machine.submit(ConfirmClock(clock), deadline)
         return time
 
-    def check_holder(self, table: str, *, timeout: float) -> None:
+    def check_holder(self, table: str, deadline: Deadline) -> None:
         """Held or Fenced if a commit to the table would be refused now because of who holds it."""
         held = {table: self.epochs[table]} if table in self.epochs else {}
-        self._check_holders({table}, held, timeout)
+        self._check_holders({table}, held, deadline)
 
-    def is_open(self, session: str | None, *, timeout: float) -> bool:
+    def is_open(self, session: str | None, deadline: Deadline) -> bool:
         """Whether that is a session of this shard that may still commit."""
-        state = self.machine.refresh(timeout=timeout)
-        return self.machine.run(lambda s: is_open(s.sessions.get((session,))), state=state)
+        look = self.machine.look(deadline)
+        return look.ask(lambda s: is_open(s.sessions.get((session,))))
 
-    def learn_fate(self, *, timeout: float) -> None:
+    def learn_fate(self, deadline: Deadline) -> None:
         """Fenced if this handle does not hold any more what it attached to; nothing for one that
         holds nothing.
         """
         if self.epochs:
-            self._check_holders(frozenset(), self.epochs, timeout)
+            self._check_holders(frozenset(), self.epochs, deadline)
 
     def _check_holders(
-        self, touched: AbstractSet[str], held: Mapping[str, int], timeout: float
+        self, touched: AbstractSet[str], held: Mapping[str, int], deadline: Deadline
     ) -> None:
-        state = self.machine.refresh(timeout=timeout)
+        look = self.machine.look(deadline)
         try:
-            self.machine.run(lambda s: check_holders(s, touched, held.items()), state=state)
+            look.ask(lambda s: check_holders(s, touched, held.items()))
         except Fenced:
             # A command that changes nothing: so the session learns of its end, and acknowledges it.
             for table, epoch in sorted(held.items()):
-                self.machine.submit(Release(table, epoch), timeout=timeout)
+                self.machine.submit(Release(table, epoch), deadline)
             raise
 
     def _epochs_of(
@@ -259,7 +250,7 @@ class Txns:
         with self._lock:
             self._applied.extend(keys)
 
-    def tidy(self, *, timeout: float) -> int:
+    def tidy(self, deadline: Deadline) -> int:
         """Retracts all that is known to be applied, in a record of its own; how many were there."""
         with self._lock:
             keys = tuple(self._applied)
@@ -267,7 +258,7 @@ class Txns:
         if not keys:
             return 0
         try:
-            count: int = self.machine.submit(Tidy(keys), timeout=timeout)
+            count: int = self.machine.submit(Tidy(keys), deadline)
         except BaseException:
             self.to_be_tidied(keys)
             raise

@@ -53,14 +53,13 @@ class Background:
         self._worker: Worker | None = None
         self._closed = False
 
-    def before_write(self, table: str, *, timeout: float) -> None:
+    def before_write(self, table: str, deadline: Deadline) -> None:
         """Applies first if the table's backlog is past its bound: who piles up pays."""
         if not self._is_full(table):
             return
         # SUBTLE: all threads that write come here at once, and each would gather the same commits,
         # of which one can be entered. So one does, and the others wait for it: that is their price.
-        deadline = Deadline(self._store.env, timeout)
-        if not self._applying[table].acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+        if not self._applying[table].acquire(timeout=deadline.remaining()):
             raise DeadlineExceeded(
                 "earlier commits to the table could not be applied in time, and this one was not "
                 "begun; pass a larger timeout= to wait longer",
@@ -68,22 +67,22 @@ class Background:
             )
         try:
             if self._is_full(table):
-                self._apply(table, timeout=deadline.remaining())
+                self._apply(table, deadline)
         finally:
             self._applying[table].release()
 
-    def after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
+    def after_commit(self, written: Iterable[tuple[str, int, bool]], deadline: Deadline) -> None:
         """Takes note of what was committed; starts what is due, or does it if nobody else will.
 
         Raises nothing: the commit stands, whatever comes of this, and its caller has to hear so.
         """
         try:
-            self._after_commit(written, timeout=timeout)
+            self._after_commit(written, deadline)
         except StrandlineError as error:
             _log.warning("work after a commit failed and is left for later: %s", error)
 
-    def _after_commit(self, written: Iterable[tuple[str, int, bool]], *, timeout: float) -> None:
-        self._store.milestones.passed(timeout=timeout)
+    def _after_commit(self, written: Iterable[tuple[str, int, bool]], deadline: Deadline) -> None:
+        self._store.milestones.passed(deadline)
         settings = self._store.settings
         due = []
         written = list(written)
@@ -102,11 +101,11 @@ class Background:
             self._wake()
             return
         for table in due:
-            self._apply(table, timeout=timeout)
-        while self._shorten_next(timeout=timeout):
+            self._apply(table, deadline)
+        while self._shorten_next(deadline):
             pass
-        self._roll_up(timeout=timeout)
-        self._look_out(timeout=timeout)
+        self._roll_up(deadline)
+        self._look_out(deadline)
 
     def close(self) -> None:
         """Ends the worker; what it had not done is left for others."""
@@ -153,37 +152,37 @@ class Background:
 
     def _run(self) -> None:
         """One run of the worker. Never raises: what failed is due again with the next commit."""
-        timeout = self._store.settings.timeout_seconds
         while not self._closed:
+            deadline = Deadline(self._store.env, self._store.settings.timeout_seconds)
             with self._lock:
                 table = next(iter(self._due), None)
                 if table is not None:
                     del self._due[table]
             try:
-                self._roll_up(timeout=timeout)
+                self._roll_up(deadline)
                 if table is not None:
-                    self._apply_beside(table, timeout=timeout)
-                elif not self._shorten_next(timeout=timeout):
-                    self._look_out(timeout=timeout)
+                    self._apply_beside(table, deadline)
+                elif not self._shorten_next(deadline):
+                    self._look_out(deadline)
                     return
             except StrandlineError as error:
                 _log.warning("background work on %s failed and is left for later: %s", table, error)
                 return
 
-    def _apply_beside(self, table: str, *, timeout: float) -> None:
+    def _apply_beside(self, table: str, deadline: Deadline) -> None:
         if self._applying[table].acquire(blocking=False):
             try:
-                self._apply(table, timeout=timeout)
+                self._apply(table, deadline)
             finally:
                 self._applying[table].release()
 
-    def _apply(self, table: str, *, timeout: float) -> None:
+    def _apply(self, table: str, deadline: Deadline) -> None:
         self._bytes[table] = 0
-        applied = apply_table(self._store, table, timeout=timeout)
+        applied = apply_table(self._store, table, deadline)
         with self._lock:
             self._leaves.update(dict.fromkeys((table, lower) for lower in applied.leaves))
 
-    def _shorten_next(self, *, timeout: float) -> bool:
+    def _shorten_next(self, deadline: Deadline) -> bool:
         """Looks at the leaf that waits longest, and takes one bite there; False if none waits.
 
         Then what is to be applied goes first again: it waits for one bite at most.
@@ -193,7 +192,7 @@ class Background:
             if not table:
                 return False
             del self._leaves[table, lower]
-        again = shorten(self._store, table, lower, timeout=timeout)
+        again = shorten(self._store, table, lower, deadline)
         with self._lock:
             self._leaves.update(dict.fromkeys((table, leaf) for leaf in again))
         return True
@@ -202,7 +201,7 @@ class Background:
     def _look_due(self) -> bool:
         return self._store.env.monotonic() >= self._look_at
 
-    def _look_out(self, *, timeout: float) -> None:
+    def _look_out(self, deadline: Deadline) -> None:
         """Looks after the sessions of others, now and then while this handle is in use.
 
         A handle that nothing is written through looks at nothing.
@@ -212,10 +211,10 @@ class Background:
                 return
             self._look_at = self._store.env.monotonic() + self._look_every
             tables, self._written = self._written, set()
-        self._store.txns.clock.measure(timeout=timeout)
-        self._store.look_out(sorted(tables), timeout=timeout)
+        self._store.txns.clock.measure(deadline)
+        self._store.look_out(sorted(tables), deadline)
 
-    def _roll_up(self, *, timeout: float) -> None:
+    def _roll_up(self, deadline: Deadline) -> None:
         for machine in self._store.machines():
             if machine.rollup_due:
-                machine.maybe_rollup(timeout=timeout)
+                machine.maybe_rollup(deadline)

@@ -13,6 +13,7 @@ from typing import Any
 
 from strandline.env import Deadline
 from strandline.errors import Fenced, StrandlineError, UsageError
+from strandline.shard.look import Look
 from strandline.shard.merging import Workshop, run_job
 from strandline.state.clocks import settled_time
 from strandline.state.commands import Claim, Compact, Output, Retain
@@ -25,7 +26,6 @@ from strandline.state.plan import (
     plan_sinking,
     plan_small_merge,
 )
-from strandline.state.replay import State
 from strandline.txn.apply import apply_table
 from strandline.txn.handle import Handle
 from strandline.txn.properties import duration_micros, property_of
@@ -81,10 +81,10 @@ class CompactionReport:
 def compact_table(
     store: Store,
     version: TableVersion,
+    deadline: Deadline,
     *,
     strategy: str | None = None,
     force: bool = False,
-    timeout: float,
     runner: JobRunner | None = None,
     progress: Progress | None = None,
 ) -> CompactionReport:
@@ -94,14 +94,13 @@ def compact_table(
     still there. So that no work is done twice, a table that another claimed is left alone, unless
     with `force`. `strategy` None: the table's property. `runner` None: in this process.
     """
-    deadline = Deadline(store.env, timeout)
     machine = store.data(version.table)
-    apply_table(store, version.table, timeout=deadline.remaining())
-    state = machine.refresh(timeout=deadline.remaining())
-    before = machine.run(lambda s: s.parts.count(), state=state)
+    apply_table(store, version.table, deadline)
+    look = machine.look(deadline)
+    before = look.ask(lambda s: s.parts.count())
     _descend(store, version, deadline)
-    state = machine.refresh(timeout=deadline.remaining())
-    _retain(store, version, state, deadline)
+    look = machine.look(deadline)
+    _retain(store, version, look, deadline)
     claimed_by = None
     made: list[CompactionJob] = []
     discarded = 0
@@ -120,7 +119,7 @@ def compact_table(
                 discarded += lost
                 if not lost:
                     break
-    after = machine.run(lambda s: s.parts.count(), state=machine.state)
+    after = machine.known().ask(lambda s: s.parts.count())
     rows = sum(job.rows for job in made)
     why = None
     if not made and before == after:
@@ -147,13 +146,11 @@ def _planned(
     store: Store, version: TableVersion, strategy: str | None, deadline: Deadline
 ) -> list[CompactionJob]:
     machine = store.data(version.table)
-    state = machine.refresh(timeout=deadline.remaining())
+    look = machine.look(deadline)
     chosen = strategy or property_of(version, "strategy")
     parts_max = int(property_of(version, "compaction_parts"))
     keyed = version.kind == "keyed"
-    return machine.run(
-        lambda s: list(plan_compaction(s, chosen, parts_max=parts_max, keyed=keyed)), state=state
-    )
+    return look.ask(lambda s: list(plan_compaction(s, chosen, parts_max=parts_max, keyed=keyed)))
 
 
 @contextmanager
@@ -164,7 +161,7 @@ def _claimed(store: Store, version: TableVersion, deadline: Deadline) -> Iterato
     """
     machine = store.data(version.table)
     with store.pulse.holding(machine):
-        if not machine.submit(Claim(), timeout=deadline.remaining()):
+        if not machine.submit(Claim(), deadline):
             yield machine.state.meta.claim or None
             return
         try:
@@ -178,7 +175,7 @@ def _claimed(store: Store, version: TableVersion, deadline: Deadline) -> Iterato
 
 
 def shorten(
-    store: Store, table: str, lower: bytes | None, *, timeout: float
+    store: Store, table: str, lower: bytes | None, deadline: Deadline
 ) -> frozenset[bytes | None]:
     """Does one thing about many small parts in the leaf at `lower` (None: L0), if there is one.
 
@@ -186,58 +183,55 @@ def shorten(
     the leaves that are to be looked at then, perhaps the same one; none when nothing was to be
     done.
     """
-    deadline = Deadline(store.env, timeout)
     machine = store.data(table)
     job = _small_merge(store, table, lower)
     if job is not None:
-        version = store.txns.table_by_id(store.txns.machine.state, table)
+        version = store.txns.table_by_id(store.txns.machine.known(deadline), table)
         with store.pulse.holding(machine):
-            shop = workshop(store, version, threads=1, timeout=deadline.remaining())
-            outputs = run_job(shop, job, timeout=deadline.remaining())
+            shop = workshop(store, version, threads=1, deadline=deadline)
+            outputs = run_job(shop, job, deadline)
             applied = _replace(store, version, job, outputs, deadline)
         again: frozenset[bytes | None] = frozenset({lower})
     else:
         command = None if lower is not None else _sinking(store, table)
         if command is None:
             return frozenset()
-        applied = machine.submit(command, timeout=deadline.remaining())
+        applied = machine.submit(command, deadline)
         again = frozenset({None, *(output.leaf_lower for output in command.outputs)})
     if not applied:
-        machine.refresh(timeout=deadline.remaining())
+        machine.look(deadline)
     return again
 
 
 def _sinking(store: Store, table: str) -> Compact | None:
     machine = store.data(table)
     settings = store.settings
-    return machine.run(
+    return machine.known().ask(
         lambda s: plan_sinking(
             s,
             leaf_bytes_min=settings.sinking_leaf_bytes,
             length_max=settings.level_zero_parts_max,
-        ),
-        state=machine.state,
+        )
     )
 
 
 def _small_merge(store: Store, table: str, lower: bytes | None) -> CompactionJob | None:
     machine = store.data(table)
     settings = store.settings
-    return machine.run(
+    return machine.known().ask(
         lambda s: plan_small_merge(
             s,
             lower,
             parts_min=settings.small_parts_max,
             size_max=settings.small_part_bytes_max,
             rows_max=settings.part_rows_target,
-        ),
-        state=machine.state,
+        )
     )
 
 
-def workshop(store: Store, version: TableVersion, *, threads: int, timeout: float) -> Workshop:
+def workshop(store: Store, version: TableVersion, *, threads: int, deadline: Deadline) -> Workshop:
     """What a job of the table needs when it runs in this process, now."""
-    session = store.data(version.table).live_session(timeout=timeout)
+    session = store.data(version.table).live_session(deadline)
     return Workshop(
         blob=store.location.blob,
         reader=store.reader,
@@ -254,10 +248,8 @@ def _in_process(store: Store, version: TableVersion, deadline: Deadline) -> JobR
     def run(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, tuple[Output, ...]]]:
         # One after another: a job's sort is parallel in itself, and memory stays bounded.
         for job in jobs:
-            shop = workshop(
-                store, version, threads=store.settings.threads, timeout=deadline.remaining()
-            )
-            yield job, run_job(shop, job, timeout=deadline.remaining())
+            shop = workshop(store, version, threads=store.settings.threads, deadline=deadline)
+            yield job, run_job(shop, job, deadline)
 
     return run
 
@@ -265,8 +257,8 @@ def _in_process(store: Store, version: TableVersion, deadline: Deadline) -> JobR
 def _descend(store: Store, version: TableVersion, deadline: Deadline) -> None:
     """Moves the references of L0 into the leaves: metadata only."""
     machine = store.data(version.table)
-    for command in machine.run(lambda s: list(plan_descent(s)), state=machine.state):
-        machine.submit(command, timeout=deadline.remaining())
+    for command in machine.known().ask(lambda s: list(plan_descent(s))):
+        machine.submit(command, deadline)
 
 
 def _replaced(
@@ -296,11 +288,11 @@ def _replace(
 ) -> bool:
     keys = tuple(key for key, _ in job.inputs)
     command = Compact(keys, outputs)
-    applied: bool = store.data(version.table).submit(command, timeout=deadline.remaining())
+    applied: bool = store.data(version.table).submit(command, deadline)
     return applied
 
 
-def _retain(store: Store, version: TableVersion, data: State, deadline: Deadline) -> None:
+def _retain(store: Store, version: TableVersion, data: Look, deadline: Deadline) -> None:
     """Gives up the history that the table's retention does not ask for, if nobody holds it.
 
     In a record of its own, before a merge is planned: what a merge gives up is never later than
@@ -315,7 +307,7 @@ def _retain(store: Store, version: TableVersion, data: State, deadline: Deadline
         return
     wanted = min(latest - retention, upper - 1)
     if wanted > since:
-        store.data(version.table).submit(Retain(wanted), timeout=deadline.remaining())
+        store.data(version.table).submit(Retain(wanted), deadline)
 
 
 # --- what users ask for
@@ -341,20 +333,20 @@ def compact(
     store.check_writable()
     if strategy is not None and strategy not in STRATEGIES:
         raise UsageError(f"strategy={strategy!r}: pass one of {', '.join(STRATEGIES)}")
-    state = store.txns.refresh(timeout=deadline.remaining())
+    look = store.txns.look(deadline)
     if names is None:
-        versions = [v for v in store.txns.tables(state) if property_of(v, "online") == "true"]
+        versions = [v for v in store.txns.tables(look) if property_of(v, "online") == "true"]
     else:
-        versions = [store.txns.table(state, name) for name in names]
+        versions = [store.txns.table(look, name) for name in names]
     # Whoever died while it had a claim gives it back.
-    store.look_out([version.table for version in versions], timeout=deadline.remaining())
+    store.look_out([version.table for version in versions], deadline)
     return [
         compact_table(
             store,
             version,
+            deadline,
             strategy=strategy,
             force=force,
-            timeout=deadline.remaining(),
             runner=_runner(engine, store, version),
             progress=progress,
         )

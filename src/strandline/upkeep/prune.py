@@ -50,16 +50,16 @@ def prune_tables(
     has not come yet.
     """
     txns = store.txns
-    state = txns.refresh(timeout=deadline.remaining())
-    if before > txns.latest(state):
+    look = txns.look(deadline)
+    if before > txns.latest(look):
         raise UsageError(
             f"history before {told(before)} cannot be given up: the latest time is "
-            f"{told(txns.latest(state))}; pass that or an earlier one"
+            f"{told(txns.latest(look))}; pass that or an earlier one"
         )
-    versions = txns.tables(state)
+    versions = txns.tables(look)
     if names is not None:
         versions = [named(versions, name) for name in names]
-    store.look_out([version.table for version in versions], timeout=deadline.remaining())
+    store.look_out([version.table for version in versions], deadline)
     held = {v.table: _let_go(store, v, before, deadline) for v in versions}
     chosen = [version.name for version in versions]
     vacuums = vacuum_database(store, chosen, dry_run=False, deadline=deadline, progress=progress)
@@ -80,13 +80,13 @@ def _let_go(
 ) -> tuple[str, ...]:
     """Moves the retention and lets go of what is over; the holds that kept it from moving."""
     # Since stays below the shard's upper: what is committed is applied first.
-    apply_table(store, version.table, timeout=deadline.remaining())
+    apply_table(store, version.table, deadline)
     machine = store.data(version.table)
-    if not machine.refresh(timeout=deadline.remaining()).seqno:
+    if not machine.look(deadline).seqno:
         return ()
-    machine.submit(Retain(before), timeout=deadline.remaining())
-    compact_table(store, version, timeout=deadline.remaining())
-    return machine.run(lambda state: _holding(state, before))
+    machine.submit(Retain(before), deadline)
+    compact_table(store, version, deadline)
+    return machine.ask(lambda state: _holding(state, before))
 
 
 def _holding(state: State, before: int) -> tuple[str, ...]:

@@ -39,20 +39,20 @@ def split(handle: Handle, names: Sequence[str] | None, deadline: Deadline) -> li
     """Splits the leaves of the named tables (None: of all that are online) that are too large."""
     store = handle.store
     store.check_writable()
-    state = store.txns.refresh(timeout=deadline.remaining())
+    look = store.txns.look(deadline)
     if names is None:
-        versions = [v for v in store.txns.tables(state) if property_of(v, "online") == "true"]
+        versions = [v for v in store.txns.tables(look) if property_of(v, "online") == "true"]
     else:
-        versions = [store.txns.table(state, name) for name in names]
+        versions = [store.txns.table(look, name) for name in names]
     return [_split_table(store, version, deadline) for version in versions]
 
 
 def _split_table(store: Store, version: TableVersion, deadline: Deadline) -> SplitReport:
     # Entries have no place in a leaf yet, and count for nothing.
-    apply_table(store, version.table, timeout=deadline.remaining())
+    apply_table(store, version.table, deadline)
     machine = store.data(version.table)
-    state = machine.refresh(timeout=deadline.remaining())
-    leaves = machine.run(_leaves, state=state)
+    look = machine.look(deadline)
+    leaves = look.ask(_leaves)
     rows_max = int(property_of(version, "split_rows"))
     codec = typed(version)[1]
     too_large = made = 0
@@ -66,7 +66,7 @@ def _split_table(store: Store, version: TableVersion, deadline: Deadline) -> Spl
         if inside:
             # Refused if the leaf is one no longer: then somebody else has split it.
             command = Split(leaf.id, leaf.interval.lower, tuple(inside))
-            done: bool = machine.submit(command, timeout=deadline.remaining())
+            done: bool = machine.submit(command, deadline)
             made += len(inside) if done else 0
     return SplitReport(version.name, len(leaves), len(leaves) + made, too_large)
 
@@ -105,7 +105,7 @@ def _weighed(
     found: list[Weighed] = []
     for reference in references:
         part = reference.part
-        quantiles = store.reader.quantiles(part, timeout=deadline.remaining())
+        quantiles = store.reader.quantiles(part, deadline)
         ends = [*(position for _, position in quantiles[1:]), part.rows]
         for (key, position), end in zip(quantiles, ends, strict=True):
             if reference.interval.contains(key) and leaf.interval.contains(key):

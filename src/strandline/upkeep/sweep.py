@@ -12,9 +12,9 @@ from strandline.env import Deadline
 from strandline.ids import ObjectKey
 from strandline.location import BlobInfo
 from strandline.shard import sweeping
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.sweeping import Registered, Sweep, entered, registered, sweep_sessions
-from strandline.state.replay import State
 from strandline.txn.store import Store
 
 __all__ = ["Registered", "Sweep", "all_machines", "listed_of", "needed_of", "registered", "sweep"]
@@ -67,8 +67,8 @@ def needed_of(
     was listed of their state, because a rollup of them could not be read.
     """
 
-    def check(shard: str, data: State) -> None:
-        store.check_committed(shard, data, timeout=deadline.remaining())
+    def check(shard: str, data: Look) -> None:
+        store.check_committed(shard, data, deadline)
 
     return sweeping.needed_by(
         store.txns.machine,
@@ -86,7 +86,7 @@ def _entered_elsewhere(store: Store, deadline: Deadline) -> set[str]:
     """The same of all other txns shards of the location, which are used by themselves."""
     found: set[str] = set()
     for machine in all_machines(store, deadline)[1:]:
-        state = machine.refresh(timeout=deadline.remaining())
-        if state.meta.origin == "commits":
-            found |= set(machine.run(lambda s: list(entered(s)), state=state))
+        look = machine.look(deadline)
+        if look.meta.origin == "commits":
+            found |= set(look.ask(lambda s: list(entered(s))))
     return found

@@ -10,12 +10,13 @@ from functools import partial
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.shard.leftovers import clear_leftovers
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.vacuum import ShardVacuum, Vacuum
 from strandline.state.clocks import settled_time
 from strandline.state.commands import Clear, Finish, ForgetTables
 from strandline.state.holding import RETENTION
-from strandline.state.model import Key, TableVersion
+from strandline.state.model import Meta, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State
 from strandline.txn.apply import apply_table
@@ -70,13 +71,13 @@ def vacuum_database(
     if not dry_run:
         # What an older log does not know of, the newest may need.
         store.milestones.check(deadline)
-    state = txns.refresh(timeout=deadline.remaining())
-    newest = txns.machine.run(_newest_versions)
+    look = txns.look(deadline)
+    newest = look.ask(_newest_versions)
     if names is not None:
-        chosen = {txns.table(state, name).table for name in names}
+        chosen = {txns.table(look, name).table for name in names}
         newest = [version for version in newest if version.table in chosen]
     if not dry_run:
-        store.look_out([version.table for version in newest], timeout=deadline.remaining())
+        store.look_out([version.table for version in newest], deadline)
     done = [
         _vacuum_table(store, version, dry_run=dry_run, deadline=deadline, progress=progress)
         for version in newest
@@ -176,12 +177,12 @@ def _vacuum_table(
     over = _is_over(store, version)
     if over and not dry_run:
         # What was committed before the drop and not applied: so that nothing needs its entries.
-        apply_table(store, version.table, timeout=deadline.remaining())
-    state = machine.refresh(timeout=deadline.remaining())
-    if not state.seqno:
+        apply_table(store, version.table, deadline)
+    look = machine.look(deadline)
+    if not look.seqno:
         return None
     if not dry_run:
-        _tidy(store, version.table, state, deadline)
+        _tidy(store, version.table, look, deadline)
     if over and not dry_run:
         _end(machine, deadline)
     shard = _vacuum(
@@ -196,22 +197,20 @@ def _vacuum_table(
     return TableVacuum(version.name, version.valid_until is not None, shard)
 
 
-def _tidy(store: Store, table: str, data: State, deadline: Deadline) -> None:
+def _tidy(store: Store, table: str, data: Look, deadline: Deadline) -> None:
     """Retracts applied entries that whoever applied them has left behind.
 
     SUBTLE: `data` may be older than the entries that are looked at; what is below its upper was
     applied all the same. A finished shard has no upper, and all there was before it.
     """
-    store.check_committed(table, data, timeout=deadline.remaining())
+    store.check_committed(table, data, deadline)
     upper = TOP if data.meta.upper is None else data.meta.upper
     txns = store.txns
-    txns.refresh(timeout=deadline.remaining())
-    keys: list[Key] = txns.machine.run(
-        lambda s: [key for key, _ in s.entries.range((table,), (table, upper))]
-    )
+    look = txns.look(deadline)
+    keys = look.ask(lambda s: [key for key, _ in s.entries.range((table,), (table, upper))])
     txns.to_be_tidied(keys)
     if keys:
-        txns.tidy(timeout=deadline.remaining())
+        txns.tidy(deadline)
 
 
 def _vacuum(
@@ -244,28 +243,28 @@ def _is_over(store: Store, version: TableVersion) -> bool:
     if version.valid_until is None:
         return False
     retention = duration_micros(property_of(version, "retention"))
-    return _settled(store.txns.machine.state) - version.valid_until >= retention
+    return _settled(store.txns.machine.state.meta) - version.valid_until >= retention
 
 
-def _settled(state: State) -> int:
+def _settled(meta: Meta) -> int:
     """The latest time, or that before a jump of the clock that nobody vouches for."""
-    return min(settled_time(state.meta), (state.meta.upper or 0) - 1)
+    return min(settled_time(meta), (meta.upper or 0) - 1)
 
 
 def _end(machine: Machine, deadline: Deadline) -> None:
     """Finishes the shard of a table that is over and lets go of its parts, unless it is held."""
-    held = machine.run(lambda s: [k for k, _ in s.holds.range() if k[0] != RETENTION])
+    held = machine.ask(lambda s: [k for k, _ in s.holds.range() if k[0] != RETENTION])
     if held:
         return
     try:
-        machine.submit(Finish(), timeout=deadline.remaining())
+        machine.submit(Finish(), deadline)
     except UsageError as error:
         _log.info("shard %s stays for now: %s", machine.shard, error)
         return  # somebody took hold of it just now
-    references: list[Key] = machine.run(lambda s: [key for key, _ in s.references.range()])
+    references = machine.ask(lambda s: [key for key, _ in s.references.range()])
     for start in range(0, len(references), _CLEARED):
         bite = tuple(references[start : start + _CLEARED])
-        machine.submit(Clear(bite), timeout=deadline.remaining())
+        machine.submit(Clear(bite), deadline)
 
 
 def _forget(store: Store, deadline: Deadline) -> None:
@@ -275,12 +274,12 @@ def _forget(store: Store, deadline: Deadline) -> None:
     table that there is, and as long as the table's own history goes back, whoever holds it.
     """
     txns = store.txns
-    state = txns.refresh(timeout=deadline.remaining())
-    versions: list[tuple[Key, TableVersion]] = txns.machine.run(lambda s: list(s.tables.range()))
+    look = txns.look(deadline)
+    versions = look.ask(lambda s: list(s.tables.range()))
     kept = [duration_micros(property_of(v, "retention")) for _, v in versions]
-    before = _settled(state) - max(kept, default=0)
+    before = _settled(look.meta) - max(kept, default=0)
     old = [(key, v) for key, v in versions if v.valid_until is not None and v.valid_until <= before]
-    dropped = {v.table for v in _newest_versions(state) if v.valid_until is not None}
+    dropped = {v.table for v in look.ask(_newest_versions) if v.valid_until is not None}
     gone = {v.table for _, v in old if v.table in dropped and _is_gone(store, v.table, deadline)}
     keys = tuple(
         key
@@ -289,23 +288,22 @@ def _forget(store: Store, deadline: Deadline) -> None:
         or (version.table not in dropped and not _is_readable(store, version, deadline))
     )
     if keys:
-        txns.machine.submit(ForgetTables(keys), timeout=deadline.remaining())
+        txns.machine.submit(ForgetTables(keys), deadline)
 
 
 def _is_readable(store: Store, version: TableVersion, deadline: Deadline) -> bool:
     """Whether a time at which this version of a table held can still be read."""
-    since = store.data(version.table).refresh(timeout=deadline.remaining()).meta.since
+    since = store.data(version.table).look(deadline).meta.since
     return since is not None and version.valid_until is not None and since < version.valid_until
 
 
 def _is_gone(store: Store, table: str, deadline: Deadline) -> bool:
     """Whether nothing of a dropped table is left: no entry, no part, no object that waits."""
     machine, txns = store.data(table), store.txns
-    txns.refresh(timeout=deadline.remaining())
-    if txns.machine.run(lambda s: s.entries.count((table,), (table, TOP))):
+    if txns.look(deadline).ask(lambda s: s.entries.count((table,), (table, TOP))):
         return False
-    data = machine.refresh(timeout=deadline.remaining())
+    data = machine.look(deadline)
     if not data.seqno:
         return True
-    left = machine.run(lambda s: s.parts.count() + s.dead.count())
+    left = data.ask(lambda s: s.parts.count() + s.dead.count())
     return data.meta.upper is None and data.meta.since is None and not left

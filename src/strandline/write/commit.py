@@ -116,8 +116,8 @@ def first_commit(handle: Handle, options: WriteOptions) -> Commit | None:
         return None
     scope, number = options.token
     txns = handle.store.txns
-    state = txns.refresh(timeout=options.deadline.remaining())
-    window = txns.machine.run(lambda s: s.tokens.get((scope,)), state=state)
+    look = txns.look(options.deadline)
+    window = look.ask(lambda s: s.tokens.get((scope,)))
     if window is None:
         return None
     time = dict(window.results).get(number)
@@ -141,7 +141,7 @@ def build(
             identity=lambda: options.staging.identity(version, options.token_text),
             settings=store.settings,
             env=store.env,
-            timeout=options.deadline.remaining(),
+            deadline=options.deadline,
             diff=diff,
             cuts=lambda: _leaf_bounds(store, version, options.deadline),
         )
@@ -154,8 +154,8 @@ def build(
 def _leaf_bounds(store: Store, version: TableVersion, deadline: Deadline) -> list[bytes]:
     """Where the table's leaves begin, so that large parts fall into one leaf each."""
     machine = store.data(version.table)
-    state = machine.refresh(timeout=deadline.remaining())
-    return machine.run(leaf_bounds, state=state)
+    look = machine.look(deadline)
+    return look.ask(leaf_bounds)
 
 
 def commit_writes(
@@ -179,9 +179,9 @@ def commit_writes(
     written = [write for _, write in real]
     made = {change.after.table for change in changes if change.expected_version is None}
     touched = {write.table for write in written} | {change.after.table for change in changes}
-    store.before_commit(sorted(touched - made), timeout=options.deadline.remaining())
+    store.before_commit(sorted(touched - made), options.deadline)
     for write in written:
-        store.background.before_write(write.table, timeout=options.deadline.remaining())
+        store.background.before_write(write.table, options.deadline)
     store.way.give(options.deadline)
     result = store.txns.commit(
         writes=written,
@@ -192,13 +192,13 @@ def commit_writes(
         merged=options.merged,
         operation=options.operation,
         metadata=options.metadata,
-        timeout=options.deadline.remaining(),
+        deadline=options.deadline,
     )
     if result.repeated:
         return commit_at(store, result.time, options.deadline)
     store.background.after_commit(
         [(w.table, len(w.batch.inline), bool(w.batch.parts)) for w in written],
-        timeout=options.deadline.remaining(),
+        options.deadline,
     )
     rows = sum(write.rows for write in written)
     names = dict.fromkeys(version.name for version, _ in real)
@@ -215,10 +215,10 @@ def _nothing(
 ) -> Commit:
     """The commit of no rows: none is written, it is the latest that there is."""
     txns = handle.store.txns
-    state = txns.refresh(timeout=options.deadline.remaining())
+    look = txns.look(options.deadline)
     for version, _ in writes:
-        txns.table_by_id(state, version.table)  # a table that was dropped takes not even nothing
-    return Commit(txns.latest(state), 0, ())
+        txns.table_by_id(look, version.table)  # a table that was dropped takes not even nothing
+    return Commit(txns.latest(look), 0, ())
 
 
 def commit_computed(
@@ -280,7 +280,7 @@ def _tried(
         def saw(intervals: Sequence[Interval] | None, seen: list[Interval] = seen) -> None:
             seen += [EVERYTHING] if intervals is None else intervals
 
-        view = view_of(store, table, None, timeout=options.deadline.remaining())
+        view = view_of(store, table, None, options.deadline)
         view = replace(view, seen=saw)
         try:
             batches = [batch for batch in compute(view) if batch.rows]

@@ -60,8 +60,8 @@ class Selection:
     ) -> Iterator[pa.Table]:
         want = replace(self.want, columns=None if columns is None else tuple(columns))
         options.deadline.check(f"reading for the {options.operation}", may_have_happened=False)
-        timeout = max(options.deadline.remaining(), 0.001)
-        yield from Reading(handle, view, want, options.deadline, timeout).tables()
+        # Where no time is left, the first request says so.
+        yield from Reading(handle, view, want, options.deadline.not_before(0.001)).tables()
 
 
 def delete_keys(
@@ -177,7 +177,7 @@ def touches(handle: Handle, version: TableVersion, batch: Batch, keys: pa.Table)
             schema,
             columns=schema.keys,
             intervals=inside,
-            timeout=deadline.remaining(),
+            deadline=deadline,
         )
         for part in batch.parts
     )
@@ -208,8 +208,7 @@ def _read_back(
     reader = handle.store.reader
     for part in batch.parts:
         columns = [*schema.arrow.names, *([DIFF] if part.has_diff else [])]
-        timeout = options.deadline.remaining()
-        for rows in reader.batches(part, schema, columns=columns, timeout=timeout):
+        for rows in reader.batches(part, schema, columns=columns, deadline=options.deadline):
             yield pa.Table.from_batches([rows])
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from strandline.changes.differences import Difference, Wanted
-from strandline.changes.spans import Asked, look
+from strandline.changes.spans import Asked, spans_after
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, TransactionConflict
 from strandline.location import BlobMissing
@@ -42,12 +42,14 @@ def proven(
 def _proven(handle: Handle, read: Read, concerns: Concerns, deadline: Deadline) -> Read:
     store = handle.store
     asked = Asked(read.table, read.intervals)
-    latest = store.txns.latest(store.txns.refresh(timeout=deadline.remaining()))
+    latest = store.txns.latest(store.txns.look(deadline))
     after = read.since - 1
     while after < latest:
         deadline.check("looking for what changed since it was read", may_have_happened=False)
         try:
-            spans = look(store, [asked], after, until=latest, rows_max=_ROWS_MAX, deadline=deadline)
+            spans = spans_after(
+                store, [asked], after, until=latest, rows_max=_ROWS_MAX, deadline=deadline
+            )
         except AsOfTooOld as error:
             raise TransactionConflict(
                 f"whether others changed what was read cannot be known any more: {error}"
@@ -56,8 +58,7 @@ def _proven(handle: Handle, read: Read, concerns: Concerns, deadline: Deadline) 
             schema = typed(span.version)[0]
             wanted = Wanted(span.version, schema.keys)
             # Where no time is left, the first request says so.
-            seconds = max(deadline.remaining(), 0.001)
-            difference = Difference(handle, wanted, spans, span, seconds)
+            difference = Difference(handle, wanted, spans, span, deadline.not_before(0.001))
             try:
                 for changed in difference.tables():
                     if changed.num_rows and concerns(read.table, changed.select(schema.keys)):

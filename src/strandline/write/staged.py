@@ -56,7 +56,7 @@ class Staged:
         """
         limit = given_seconds(timeout, "timeout")
         if self._staging is not None and any(write.batch.parts for write in self._writes):
-            self._staging.hand_over(timeout=limit)
+            self._staging.hand_over(limit)
         return encode_staged(self._database, self._writes, self._reads, self.ids)
 
     @classmethod
@@ -83,7 +83,7 @@ def stage(handle: Handle, data: Mapping[str, Any], options: WriteOptions) -> Sta
     if not isinstance(data, Mapping):
         raise UsageError(f"stage takes a dict of tables' names and data, not {type(data).__name__}")
     txns = handle.store.txns
-    versions = txns.tables(txns.refresh(timeout=options.deadline.remaining()))
+    versions = txns.tables(txns.look(options.deadline))
     found: list[tuple[TableVersion, Any]] = [(named(versions, name), data[name]) for name in data]
     writes = []
     for version, rows in found:

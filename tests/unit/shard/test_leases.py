@@ -28,6 +28,7 @@ from strandline.state.commands import (
     Write,
 )
 from strandline.state.model import Batch, Hold, Part, Receipt
+from tests.support.deadlines import within
 from tests.support.shards import SHARD, TABLE, Place, StillEnv, create, everything, texts, write
 
 LEASE = 1000.0
@@ -227,7 +228,7 @@ def looked(place: Place, look: Lookout, machine: Machine, times: int = 5) -> lis
     """Who was ended in so many looks, a quarter of the lease apart."""
     ended = []
     for _ in range(times):
-        ended += look.look(machine, timeout=9)
+        ended += look.look(machine, within(9, place.env))
         place.env.seconds += QUARTER
     return ended
 
@@ -236,7 +237,7 @@ def expire(place: Place, machine: Machine) -> None:
     """Ends the machine's session as a lookout would."""
     session = everything(machine)["sessions"][machine.session,]
     other = place.machine()
-    other.refresh()
+    other.look()
     assert other.submit(Expire(machine.session, session.count)) is True
 
 
@@ -247,7 +248,7 @@ def test_looks_end_who_is_silent_and_nobody_else(place: Place) -> None:
     look = lookout(place)
     ended = []
     for _ in range(5):
-        ended += look.look(watcher, timeout=9)
+        ended += look.look(watcher, within(9, place.env))
         place.env.seconds += QUARTER
         write(busy)
     creator = watcher.records()[0].session
@@ -255,7 +256,7 @@ def test_looks_end_who_is_silent_and_nobody_else(place: Place) -> None:
     sessions = everything(watcher)["sessions"]
     assert sessions[silent.session,].expired is not None
     assert sessions[busy.session,].expired is None
-    assert look.look(watcher, timeout=9) == []
+    assert look.look(watcher, within(9, place.env)) == []
 
 
 def test_a_look_that_is_not_answered_credits_nothing(place: Place) -> None:
@@ -264,7 +265,7 @@ def test_a_look_that_is_not_answered_credits_nothing(place: Place) -> None:
     for _ in range(20):
         place.consensus.failing_scans = 100
         with pytest.raises(LocationError):
-            look.look(machine, timeout=0.5)
+            look.look(machine, within(0.5, place.env))
         place.env.seconds += QUARTER
     place.consensus.failing_scans = 0
     assert looked(place, look, machine, 2) == []
@@ -275,7 +276,7 @@ def test_two_cron_runs_end_nobody_and_five_do(place: Place) -> None:
     ended: list[str] = []
     for run in range(5):
         assert ended == [], run
-        ended = lookout(place).look(place.machine(), timeout=9)
+        ended = lookout(place).look(place.machine(), within(9, place.env))
         place.env.seconds += 10 * LEASE
     assert len(ended) == 1
 
@@ -283,13 +284,13 @@ def test_two_cron_runs_end_nobody_and_five_do(place: Place) -> None:
 def test_cron_runs_with_a_boot_between_them_begin_anew(place: Place) -> None:
     assert isinstance(place.env, Kept)
     for _ in range(4):
-        assert lookout(place).look(place.machine(), timeout=9) == []
+        assert lookout(place).look(place.machine(), within(9, place.env)) == []
         place.env.seconds += LEASE
     place.env.boot = "after"
     for _ in range(4):
-        assert lookout(place).look(place.machine(), timeout=9) == []
+        assert lookout(place).look(place.machine(), within(9, place.env)) == []
         place.env.seconds += LEASE
-    assert len(lookout(place).look(place.machine(), timeout=9)) == 1
+    assert len(lookout(place).look(place.machine(), within(9, place.env))) == 1
 
 
 def test_who_writes_between_look_and_expiry_lives(place: Place) -> None:
@@ -308,7 +309,7 @@ def test_who_writes_between_look_and_expiry_lives(place: Place) -> None:
 
     # While the first of the two that were silent is being ended, the other writes.
     consensus.compare_and_set = too_late  # type: ignore[method-assign]
-    assert look.look(watcher, timeout=9) == [first]
+    assert look.look(watcher, within(9, place.env)) == [first]
     assert everything(watcher)["sessions"][silent.session,].expired is None
 
 
@@ -356,7 +357,7 @@ def test_who_holds_something_is_not_ended(place: Place, tickers: list[Ticker]) -
         assert ticker.wakes == [LEASE / 8]
         place.env.seconds += ticker.wakes.pop()
         ticker.function()
-        assert holder.session not in look.look(watcher, timeout=9)
+        assert holder.session not in look.look(watcher, within(9, place.env))
     release()
     release()
     place.env.seconds += ticker.wakes.pop()
@@ -442,7 +443,7 @@ def test_a_stalled_owner_of_staged_parts_is_fenced_and_told_what_to_do(place: Pl
         with pytest.raises(Fenced, match="write the data again"):
             machine.submit(command)
     machine.submit(staged(machine))
-    (entry,) = machine.run(lambda s: [e for _, e in s.entries.range() if e.batch.parts])
+    (entry,) = machine.ask(lambda s: [e for _, e in s.entries.range() if e.batch.parts])
     assert entry.session == machine.session
 
 
@@ -502,7 +503,7 @@ def test_leased_holds_and_the_claim_end_with_the_session(place: Place) -> None:
         machine.submit(MoveHold("h", 1, None))
     assert machine.submit(Claim()) is False
     assert machine.submit(Claim(release=True)) is False
-    assert other.refresh().meta.claim == other.session
+    assert other.look().meta.claim == other.session
 
 
 def test_an_ended_id_never_comes_back(place: Place) -> None:
@@ -524,9 +525,9 @@ def test_a_heartbeat_of_an_ended_session_registers_no_other(place: Place) -> Non
     machine = place.machine()
     write(machine)
     expire(place, machine)
-    seqno = machine.refresh().seqno
+    seqno = machine.look().seqno
     assert machine.submit(Heartbeat()) is False
-    assert machine.refresh().seqno == seqno
+    assert machine.look().seqno == seqno
     assert machine.submit(Heartbeat()) is True
 
 
@@ -561,7 +562,7 @@ def test_an_end_that_is_known_is_heeded_however_briefly_the_session_is_wanted(
     before = machine.session
     expire(place, machine)
     assert machine.live_session(brief=True) == before
-    machine.refresh()
+    machine.look()
     assert machine.live_session(brief=True) != before
 
 
@@ -573,8 +574,8 @@ def test_a_rollup_of_an_ended_session_is_not_named(place: Place) -> None:
     expire(place, machine)
     assert machine.maybe_rollup() is True
     write(machine)
-    state = machine.refresh()
-    assert machine.run(lambda s: list(s.rollups.range()), state=state) == []
+    state = machine.look()
+    assert state.ask(lambda s: list(s.rollups.range())) == []
     # One that is under way when the session is followed by another comes too late.
     for _ in range(6):
         write(machine)
@@ -582,13 +583,13 @@ def test_a_rollup_of_an_ended_session_is_not_named(place: Place) -> None:
     place.blob.before_put = [lambda: write(machine)]
     assert machine.maybe_rollup() is False
     write(machine)
-    assert machine.run(lambda s: list(s.rollups.range())) == []
+    assert machine.ask(lambda s: list(s.rollups.range())) == []
     # The next one is of the new session.
     for _ in range(20):
         write(machine)
     assert machine.maybe_rollup() is True
     write(machine)
-    ((_, rollup),) = machine.run(lambda s: list(s.rollups.range()))
+    ((_, rollup),) = machine.ask(lambda s: list(s.rollups.range()))
     assert rollup.key.startswith(machine.session)
 
 
@@ -611,14 +612,14 @@ def test_a_commit_whose_session_expired_before_it_was_settled_is_settled_by_its_
 ) -> None:
     machine, rival = place.machine(), place.machine()
     write(machine, b"before")
-    rival.refresh()
+    rival.look()
     session = machine.session
     count = 2 if fate == "done" else 1
     place.consensus.plan = [fate]
     place.consensus.before_scan = [lambda: pass_by(place, rival, session, count)]
     write(machine, b"a")
     assert not any(place.consensus.land() for _ in range(len(place.consensus.late)))
-    assert place.machine().run(texts).count(b"a") == 1
+    assert place.machine().ask(texts).count(b"a") == 1
     assert (machine.session == session) is (fate == "done")
     write(machine, b"b")
     assert machine.session != session
@@ -631,7 +632,7 @@ def test_a_writer_that_sleeps_past_its_expiry_and_a_truncation_is_refused_and_go
     """CASES S16: its old compare-and-set is refused, whenever it comes."""
     machine, rival = place.machine(), place.machine()
     write(machine, b"before")
-    rival.refresh()
+    rival.look()
     ended = machine.session
     consensus = place.consensus
     awake = consensus.compare_and_set
@@ -652,5 +653,5 @@ def test_a_writer_that_sleeps_past_its_expiry_and_a_truncation_is_refused_and_go
     shard, expected, data = old[0]
     assert consensus.compare_and_set(shard, expected, data, timeout=1) is False
     assert machine.session != ended
-    found = place.machine().run(texts)
+    found = place.machine().ask(texts)
     assert (found.count(b"a"), found.count(b"b")) == (0, 1)

@@ -29,6 +29,7 @@ from strandline.state.decide import Author, Decision, decide
 from strandline.state.invariants import broken
 from strandline.state.replay import State
 from strandline.testing.processes import side_by_side
+from tests.support.deadlines import within
 from tests.support.shards import SHARD, TABLE, Place, StillEnv, create, everything, texts, write
 
 
@@ -44,11 +45,11 @@ def test_what_one_submits_another_reads(place: Place) -> None:
     one, two = place.machine(), place.machine()
     create(one)
     write(one, b"a")
-    assert texts(two.refresh()) == [b"a"]
+    assert texts(two.look().state) == [b"a"]
     write(two, b"b")
     write(one, b"c")
     assert texts(one.state) == [b"a", b"b", b"c"]
-    assert texts(two.refresh()) == [b"a", b"b", b"c"]
+    assert texts(two.look().state) == [b"a", b"b", b"c"]
     assert everything(one) == everything(two)
     assert broken(one.state) == []
 
@@ -69,14 +70,14 @@ def test_the_log_is_a_chain(place: Place) -> None:
         (one.session, 3),
         (two.session, 2),
     ]
-    assert one.refresh().hash == two.state.hash == hashes[-1]
+    assert one.look().state.hash == two.state.hash == hashes[-1]
 
 
 def test_a_refresh_is_one_request_and_a_warm_submit_none_but_its_own(place: Place) -> None:
     machine = place.machine()
     create(machine)
     place.consensus.scans = 0
-    machine.refresh()
+    machine.look()
     assert place.consensus.scans == 1
     for _ in range(5):
         write(machine)
@@ -88,7 +89,7 @@ def test_a_refresh_is_one_request_and_a_warm_submit_none_but_its_own(place: Plac
 def test_a_result_without_a_record_stands_only_on_a_current_state(place: Place) -> None:
     one, two = place.machine(), place.machine()
     create(one)
-    two.refresh()
+    two.look()
     time = write(one).time
     # What two knows has no such entry; the log has.
     assert two.submit(Tidy(((TABLE, time, 0),))) == 1
@@ -112,7 +113,7 @@ def test_a_refusal_comes_after_a_look_at_the_log(place: Place) -> None:
 
 def test_a_table_made_by_another_a_moment_ago_is_known(place: Place) -> None:
     one, two = place.machine(), place.machine()
-    two.refresh()
+    two.look()
     create(one)
     assert write(two).time >= 0
 
@@ -120,7 +121,7 @@ def test_a_table_made_by_another_a_moment_ago_is_known(place: Place) -> None:
 def test_losers_decide_again_and_sleep_only_after_some_losses(place: Place) -> None:
     machine, rival = place.machine(), place.machine()
     create(machine)
-    rival.refresh()
+    rival.look()
     losses = [0]
 
     def contested(state: State, command: Command, author: Author) -> Decision:
@@ -147,9 +148,9 @@ def test_losing_for_ever_ends_at_the_deadline_with_nothing_written(place: Place)
 
     loser = place.machine(decide=contested)
     with pytest.raises(DeadlineExceeded) as caught:
-        loser.submit(AdvanceUpper(10**9), timeout=0.2)
+        loser.submit(AdvanceUpper(10**9), within(0.2, place.env))
     assert caught.value.may_have_happened is False
-    assert set(texts(rival.refresh())) == {b"rival"}
+    assert set(texts(rival.look().state)) == {b"rival"}
 
 
 def test_many_threads_on_one_machine_each_write_once() -> None:
@@ -167,18 +168,18 @@ def test_many_threads_on_one_machine_each_write_once() -> None:
             machine = machines[number % 2]
             for n in range(25):
                 write(machine, f"{number}-{n}".encode())
-                machine.refresh()
+                machine.look()
 
         return run
 
     side_by_side([work(number) for number in range(6)])
     wanted = sorted(f"{number}-{n}".encode() for number in range(6) for n in range(25))
     for machine in machines:
-        machine.refresh()
-        assert sorted(machine.run(texts)) == wanted
+        machine.look()
+        assert sorted(machine.ask(texts)) == wanted
     assert everything(machines[0]) == everything(machines[1])
     fresh = Machine(location, SHARD, "w000000000000000c", env, settings)  # type: ignore[arg-type]
-    fresh.refresh()
+    fresh.look()
     assert everything(fresh) == everything(machines[0])
     assert broken(fresh.state) == []
 
@@ -189,9 +190,9 @@ def test_a_refresh_shows_all_that_was_committed_before_it_began(place: Place) ->
     for n in range(300):  # more than one scan brings
         write(writer, b"%d" % n)
         if n % 97 == 0:
-            assert len(texts(reader.refresh())) == n + 1
+            assert len(texts(reader.look().state)) == n + 1
     late = place.machine()
-    assert len(late.run(texts)) == 300
+    assert len(late.ask(texts)) == 300
 
 
 def test_records_come_decoded_newest_last(place: Place) -> None:
@@ -214,7 +215,7 @@ def test_records_come_decoded_newest_last(place: Place) -> None:
 def test_a_session_registers_with_its_first_record_and_ends_with_close(place: Place) -> None:
     one, two = place.machine(), place.machine()
     create(one)
-    two.refresh()
+    two.look()
     two.close()  # never wrote: nothing to end
     assert len(place.log) == 1
     assert one.state.sessions.get((one.session,)) is not None
@@ -270,7 +271,7 @@ def test_a_session_that_came_before_and_expired_is_followed_by_another_too(place
 def copied(place: Place, machine: Machine) -> Machine:
     """The machine of a copy of its process, made at this moment."""
     copy = place.machine()
-    copy.refresh()
+    copy.look()
     copy.session = machine.session
     if machine.state.sessions.get((machine.session,)) is not None:
         copy.adopt(machine.session)
@@ -285,13 +286,13 @@ def test_of_two_copies_of_a_process_the_first_that_writes_goes_on(
 ) -> None:
     create(place.machine())
     machine = place.machine()
-    machine.refresh()
+    machine.look()
     if not first:
         write(machine, b"before")
     one, other = (machine, copied(place, machine))[:: -1 if which else 1]
     write(one, b"a")
     if looks:
-        other.refresh()
+        other.look()
     for command in (AdvanceUpper(10**9), Heartbeat(), AdvanceUpper(10**9)):
         with pytest.raises(Fenced, match="another process"):
             other.submit(command)
@@ -299,7 +300,7 @@ def test_of_two_copies_of_a_process_the_first_that_writes_goes_on(
         other.live_session()
     other.close()
     write(one, b"b")
-    assert texts(other.refresh()) == ([] if first else [b"before"]) + [b"a", b"b"]
+    assert texts(other.look().state) == ([] if first else [b"before"]) + [b"a", b"b"]
     assert [r.command for r in one.records()] == ["Commit"] * len(place.log)
     one.close()
     assert one.records()[-1].command == "CloseSession"
@@ -314,7 +315,7 @@ def test_a_copy_that_never_wrote_may_be_closed_and_the_other_goes_on(
     shared = machine.session
     copied(place, machine).close()
     if looks:
-        machine.refresh()
+        machine.look()
     write(machine, b"a")
     assert machine.session != shared
     assert texts(machine.state) == [b"a"]
@@ -325,7 +326,7 @@ def test_a_copy_still_learns_what_became_of_a_token(place: Place) -> None:
     create(machine)
     copy = copied(place, machine)
     done = write(machine, b"a", token=("scope", 1))
-    copy.refresh()
+    copy.look()
     assert write(copy, b"a", token=("scope", 1)) == replace(done, repeated=True)
     with pytest.raises(Fenced, match="another process"):
         write(copy, b"a", token=("scope", 2))
@@ -336,11 +337,11 @@ def test_an_unsettled_record_that_landed_after_all_is_not_taken_for_a_copys(plac
     create(machine)
     place.consensus.plan = ["late", *["lost"] * 1_000]
     with pytest.raises(DeadlineExceeded):
-        machine.submit(AdvanceUpper(50), timeout=0.5)
+        machine.submit(AdvanceUpper(50), within(0.5, place.env))
     assert place.consensus.land()
     place.consensus.plan = ["lost"] * 2
     place.machine().submit(AdvanceUpper(60))  # others have written since
-    machine.refresh()
+    machine.look()
     write(machine, b"a")
     assert [r.session for r in machine.records()].count(machine.session) == 3
 
@@ -349,7 +350,7 @@ def test_a_fork_of_the_process_is_refused(place: Place) -> None:
     machine = place.machine()
     create(machine)
     place.env.process = 2
-    for use in (machine.refresh, lambda: write(machine), machine.records):
+    for use in (machine.look, lambda: write(machine), machine.records):
         with pytest.raises(UsageError, match="fork"):
             use()
     machine.close()
@@ -360,7 +361,7 @@ def test_a_location_opened_for_reading_only_reads(place: Place) -> None:
     create(place.machine())
     location = Location(place.blob, place.consensus, "memory://", "memory://", read_only=True)
     reader = Machine(location, SHARD, place.machine().session, place.env, place.settings)
-    assert reader.refresh().seqno == 1
+    assert reader.look().seqno == 1
     with pytest.raises(UsageError, match="reading only"):
         write(reader)
     assert not reader.maybe_rollup()
@@ -387,7 +388,7 @@ def _written(place: Place) -> Place:
 def _refused(place: Place, behind: Machine, match: str) -> None:
     for machine in (place.machine(), behind):
         with pytest.raises(Corruption, match=match) as caught:
-            machine.refresh()
+            machine.look()
         assert caught.value.object.startswith("record ")
 
 
@@ -396,7 +397,7 @@ def _reader_at(place: Place, seqno: int) -> Machine:
     later = log[seqno:]
     del log[seqno:]
     machine = place.machine()
-    machine.refresh()
+    machine.look()
     log += later
     return machine
 
@@ -444,7 +445,7 @@ def test_a_record_that_cannot_be_decoded_is_named(written: Place, data: bytes) -
 
 def test_a_log_restored_from_a_backup_is_noticed_by_a_writer(written: Place) -> None:
     machine = written.machine()
-    machine.refresh()
+    machine.look()
     del written.store.logs[SHARD][2:]
     with pytest.raises(Corruption, match=r"record 5 .* is missing.*ends with record 2.*backup"):
         write(machine)
@@ -456,7 +457,7 @@ def test_a_gap_that_a_second_look_fills_is_none(written: Place) -> None:
     log = written.store.logs[SHARD]
     hidden = log.pop(2)
     written.consensus.before_scan = [lambda: None, lambda: log.insert(2, hidden)]
-    assert behind.refresh().seqno == 5
+    assert behind.look().seqno == 5
 
 
 # --- a location that fails
@@ -466,11 +467,11 @@ def test_reads_are_tried_again_until_the_deadline(place: Place) -> None:
     machine = place.machine()
     create(machine)
     place.consensus.failing_scans = 3
-    assert machine.refresh().seqno == 1
+    assert machine.look().seqno == 1
     assert place.consensus.failing_scans == 0
     place.consensus.failing_scans = 10**9
     with pytest.raises(DeadlineExceeded) as caught:
-        machine.refresh(timeout=5)
+        machine.look(within(5, place.env))
     assert isinstance(caught.value.__cause__, LocationError)
     assert place.env.seconds < 7
 
@@ -508,7 +509,7 @@ def test_waiting_for_ones_turn_ends_at_the_deadline(place: Place) -> None:
         # While a command is under way, as another thread would find it.
         if not waited:
             with pytest.raises(DeadlineExceeded) as caught:
-                machine.submit(AdvanceUpper(5), timeout=0.0)
+                machine.submit(AdvanceUpper(5), within(0.0, place.env))
             waited.append(caught.value)
         return decide(state, command, author)
 
@@ -532,8 +533,8 @@ def test_a_session_that_is_handed_over_goes_on_in_another_process(place: Place) 
     handed = planner.hand_over()
     assert planner.session != handed
     planner.close()
-    state = committer.refresh()
-    session = state.sessions.get((handed,))
+    state = committer.look()
+    session = state.state.sessions.get((handed,))
     assert session is not None, "its old owner does not end it"
     committer.adopt(handed)
     write(committer, b"after")
@@ -546,7 +547,7 @@ def test_a_session_that_is_handed_over_goes_on_in_another_process(place: Place) 
 def test_who_adopts_a_session_counts_on_from_its_newest_record(place: Place) -> None:
     planner, committer = place.machine(), place.machine()
     create(planner)
-    committer.refresh()  # and then no more
+    committer.look()  # and then no more
     write(planner, b"a")
     handed = planner.hand_over()
     write(planner, b"b")

@@ -18,6 +18,7 @@ from strandline.errors import Corruption, LocationError
 from strandline.ids import ObjectKey
 from strandline.location import Location
 from strandline.settings import Settings
+from strandline.shard.look import Look
 from strandline.shard.machine import Decide, Machine
 from strandline.shard.opening import SCAN_RECORDS
 from strandline.shard.vacuum import ShardVacuum, Vacuum
@@ -28,6 +29,7 @@ from strandline.state.invariants import broken
 from strandline.state.model import COLLECTIONS, Batch, Diff, Part, Rollup, Session
 from strandline.state.pages import Page, PagesNeeded
 from strandline.state.replay import State, replay
+from tests.support.deadlines import within
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 from tests.unit.state_values import ITEMS
 
@@ -63,14 +65,14 @@ def pages(place: Place) -> list[str]:
 
 def named(machine: Machine) -> Rollup | None:
     """The rollup that the newest record names."""
-    return machine.records(machine.refresh().seqno)[0].rollup
+    return machine.records(machine.look().seqno)[0].rollup
 
 
 def equal(place: Place, machine: Machine) -> None:
     """A process that comes new finds what `machine` knows."""
     fresh = place.machine()
-    machine.refresh()
-    fresh.refresh()
+    machine.look()
+    fresh.look()
     assert everything(fresh) == everything(machine)
     assert fresh.state.hash == machine.state.hash
     assert broken(fresh.state) == []
@@ -102,17 +104,17 @@ def test_opening_reads_the_rollup_and_only_the_pages_that_are_looked_at(place: P
     assert len(machine.state.entries.slots) > 15
     fresh = place.machine()
     place.blob.gets.clear()
-    fresh.refresh()
+    fresh.look()
     rollup = named(machine)
     assert rollup is not None
     assert place.blob.gets == [rollup.key]
     assert fresh.pages_read == 0
     time = machine.state.meta.upper
     assert time is not None
-    found = fresh.run(lambda s: s.entries.get((TABLE, time // 2, 0)))
+    found = fresh.ask(lambda s: s.entries.get((TABLE, time // 2, 0)))
     assert found is not None
     assert fresh.pages_read == 1
-    fresh.run(lambda s: s.entries.get((TABLE, time // 2, 0)))
+    fresh.ask(lambda s: s.entries.get((TABLE, time // 2, 0)))
     assert fresh.pages_read == 1
     assert len(place.blob.gets) == 2
 
@@ -120,14 +122,14 @@ def test_opening_reads_the_rollup_and_only_the_pages_that_are_looked_at(place: P
 def test_pages_that_are_asked_for_together_are_read_together(place: Place) -> None:
     fill(place, 20 * EVERY)
     fresh = place.machine()
-    fresh.refresh()
+    fresh.look()
     asked: list[int] = []
 
     def count(state: State) -> int:
         asked.append(0)
         return state.entries.count()
 
-    assert fresh.run(count) == 20 * EVERY
+    assert fresh.ask(count) == 20 * EVERY
     assert len(asked) == 2
     assert fresh.pages_read > 15
 
@@ -160,7 +162,7 @@ def test_small_collections_are_inside_the_manifest(place: Place) -> None:
     assert len(rollups(place)) == 3
     assert pages(place) == []
     fresh = place.machine()
-    assert len(fresh.run(texts)) == 3 * EVERY
+    assert len(fresh.ask(texts)) == 3 * EVERY
     assert fresh.pages_read == 0
 
 
@@ -202,12 +204,12 @@ def test_a_collection_that_shrinks_page_by_page_has_few_pages_again(place: Place
 def test_a_collection_may_become_empty(place: Place) -> None:
     machine = fill(place, 6 * EVERY)
     fresh = place.machine()  # its pages are not loaded
-    keys = tuple(machine.run(lambda s: [key for key, _ in s.entries.range()]))
+    keys = tuple(machine.ask(lambda s: [key for key, _ in s.entries.range()]))
     fresh.submit(Tidy(keys))
     for _ in range(2 * EVERY):
         fresh.submit(Tidy(()))
         write(fresh, b"z")
-    assert fresh.run(texts) == [b"z"] * (2 * EVERY)
+    assert fresh.ask(texts) == [b"z"] * (2 * EVERY)
     equal(place, fresh)
 
 
@@ -217,7 +219,7 @@ def test_a_map_begins_at_the_beginning_though_its_first_page_is_gone(
 ) -> None:
     machine = fill(place, 20 * EVERY + EVERY // 2)
     newcomer = place.machine()
-    newcomer.refresh()  # none of its pages are loaded, and following needs none
+    newcomer.look()  # none of its pages are loaded, and following needs none
     first = machine.state.entries.slots[1].first
     machine.submit(Tidy(tuple(key for key, _ in machine.state.entries.range((), first))))
     writer = newcomer if by_newcomer else machine
@@ -226,17 +228,17 @@ def test_a_map_begins_at_the_beginning_though_its_first_page_is_gone(
         writer.submit(AdvanceUpper(10_000 + n))
     assert len(rollups(place)) > before
     fresh = place.machine()
-    for each in (fresh.refresh(), writer.state):
+    for each in (fresh.look().state, writer.state):
         assert each.entries.slots[0].first == ()
         assert len({slot.first for slot in each.entries.slots}) == len(each.entries.slots)
-    assert fresh.run(lambda s: s.entries.floor((TABLE, -1, 0))) is None
+    assert fresh.ask(lambda s: s.entries.floor((TABLE, -1, 0))) is None
     equal(place, writer)
 
 
 def test_pages_are_found_for_a_state_that_a_function_derives(place: Place) -> None:
     fill(place, 20 * EVERY)
     fresh = place.machine()
-    fresh.refresh()
+    fresh.look()
     asked: list[int] = []
 
     def derive(state: State) -> Any:
@@ -245,7 +247,7 @@ def test_pages_are_found_for_a_state_that_a_function_derives(place: Place) -> No
         gone = [Diff("entries", (TABLE, 0, 9), None)]
         return replay(state, state.seqno + 1, b"", gone).entries.floor((TABLE, 3, 0))
 
-    found = fresh.run(derive)
+    found = fresh.ask(derive)
     assert found is not None
     assert fresh.pages_read == 1
 
@@ -271,7 +273,7 @@ def test_a_rollup_has_every_collection(inline_bytes: int, items: dict[str, Any])
     assert newest is not None
     place.consensus.truncate(SHARD, newest.seqno + 1, timeout=1)
     fresh = place.machine()
-    fresh.refresh()
+    fresh.look()
     wanted = everything(machine)
     assert all(wanted[name] for name in COLLECTIONS)
     assert everything(fresh) == wanted
@@ -287,7 +289,7 @@ def test_whatever_is_written_by_whom_a_newcomer_finds_it(data: Any) -> None:
     create(machines[0])
     for n in range(data.draw(st.integers(1, 40))):
         machine = data.draw(st.sampled_from(machines))
-        keys = machine.run(lambda s: [key for key, _ in s.entries.range()])
+        keys = machine.ask(lambda s: [key for key, _ in s.entries.range()])
         if keys and data.draw(st.booleans()):
             some = data.draw(st.lists(st.sampled_from(keys), max_size=6, unique=True))
             machine.submit(Tidy(tuple(some)))
@@ -322,7 +324,7 @@ def test_commands_that_go_on_while_a_rollup_is_written_are_not_lost(place: Place
     assert not machine.rollup_due
     write(machine, b"names it")
     assert named(machine) is not None
-    entries = machine.run(texts)
+    entries = machine.ask(texts)
     assert entries[-3:] == [b"beside 1", b"beside 2", b"names it"]
     assert len(entries) == 12 * EVERY - 5 + 3
     equal(place, machine)
@@ -353,7 +355,7 @@ def test_the_first_to_be_late_rolls_up_and_others_only_when_it_does_not() -> Non
     write(two)
     for _ in range(EVERY - 2):
         write(one)
-    two.refresh()
+    two.look()
     assert one.rollup_due
     assert not two.rollup_due
     for _ in range(EVERY // 2):  # one does nothing about it
@@ -369,16 +371,16 @@ def test_anothers_rollup_takes_the_place_of_ones_own(place: Place) -> None:
     for _ in range(2 * EVERY):
         write(one)
     assert one.maybe_rollup()  # written, not named
-    two.refresh()
+    two.look()
     assert two.maybe_rollup()
     write(two)
-    one.refresh()
+    one.look()
     _, second = rollups(place)
     write(one)
     rollup = named(one)
     assert rollup is not None
     assert rollup.key == second
-    assert one.run(lambda s: [r.key for _, r in s.rollups.range()]) == [second]
+    assert one.ask(lambda s: [r.key for _, r in s.rollups.range()]) == [second]
     equal(place, one)
 
 
@@ -388,7 +390,7 @@ def test_who_never_wrote_writes_no_rollup(place: Place) -> None:
     create(writer)
     for _ in range(3 * EVERY):
         write(writer)
-    reader.refresh()
+    reader.look()
     assert not reader.rollup_due
     assert not reader.maybe_rollup()
 
@@ -452,8 +454,8 @@ def test_the_list_of_rollups_is_not_kept_in_memory() -> None:
     slots = machine.state.rollups.slots
     assert len(slots) > 10
     assert sum(slot.page is not None for slot in slots) <= 3
-    machine.refresh()
-    assert machine.run(lambda s: s.rollups.count()) >= 340
+    machine.look()
+    assert machine.ask(lambda s: s.rollups.count()) >= 340
     equal(place, machine)
 
 
@@ -467,7 +469,7 @@ def test_a_rollup_that_fails_fails_no_commit_and_is_retried(
     with caplog.at_level(logging.WARNING, logger="strandline"):
         machine = fill(place, 2 * EVERY)
     assert "retried later" in caplog.text
-    assert len(machine.run(texts)) == 2 * EVERY
+    assert len(machine.ask(texts)) == 2 * EVERY
     assert rollups(place) == []
     place.blob.fail_after = None
     for _ in range(2 * EVERY):
@@ -492,7 +494,7 @@ def test_a_crash_anywhere_in_a_rollup_loses_nothing(fail_after: int, commits: in
     # The process ends here, between two puts; others go on.
     other = place.machine()
     write(other, b"after")
-    assert len(other.run(texts)) == commits + 1
+    assert len(other.ask(texts)) == commits + 1
     assert named(other) is None  # what was written half is never named, nor is what was not named
     for _ in range(2 * EVERY):
         write(other, b"after")
@@ -531,7 +533,7 @@ def test_a_damaged_rollup_is_not_named_again_though_others_name_it(place: Place)
     assert newest is not None
     place.damage(newest.key)
     aware = place.machine(Settings())
-    aware.refresh()
+    aware.look()
     write(unaware)
     assert named(unaware) == newest
     write(aware)
@@ -554,10 +556,10 @@ def test_no_rollup_and_no_log_before_it_is_corruption_that_names_the_rollup(plac
     assert seqno is not None
     place.consensus.truncate(SHARD, seqno - EVERY, timeout=1)
     place.damage(newest)
-    assert place.machine().refresh().seqno == 5 * EVERY + 1  # from the one before
+    assert place.machine().look().seqno == 5 * EVERY + 1  # from the one before
     place.damage(second)
     with pytest.raises(Corruption) as caught:
-        place.machine().refresh()
+        place.machine().look()
     assert caught.value.object in (second, newest)
 
 
@@ -570,7 +572,7 @@ def test_a_truncated_log_is_read_from_the_rollup(place: Place) -> None:
     newest = named(writer)
     assert newest is not None
     place.consensus.truncate(SHARD, newest.seqno, timeout=1)
-    assert behind.refresh().seqno == writer.state.seqno
+    assert behind.look().seqno == writer.state.seqno
     assert everything(behind) == everything(writer)
     assert held.seqno == EVERY + 1
     write(behind, b"and on")
@@ -580,15 +582,15 @@ def test_a_truncated_log_is_read_from_the_rollup(place: Place) -> None:
 @pytest.mark.parametrize("harm", ["damage", "remove"])
 def test_a_damaged_page_is_healed_from_an_older_rollup(place: Place, harm: str) -> None:
     machine = fill(place, 20 * EVERY)
-    wanted = machine.run(texts)
+    wanted = machine.ask(texts)
     ref = machine.state.entries.slots[-2].ref
     assert ref is not None
     getattr(place, harm)(ref.key)
     fresh = place.machine()
-    pinned = fresh.refresh()
-    assert fresh.run(texts) == wanted
+    pinned = fresh.look()
+    assert fresh.ask(texts) == wanted
     with pytest.raises(Corruption) as caught:  # a state that was taken before still needs it
-        place.machine().run(texts, state=_untouched(pinned))
+        replace(_untouched(pinned), _follower=place.machine()._follower).ask(texts)
     assert caught.value.object == ref.key
     for _ in range(2 * EVERY):
         write(fresh)
@@ -597,10 +599,10 @@ def test_a_damaged_page_is_healed_from_an_older_rollup(place: Place, harm: str) 
     assert ref.key not in place.blob.gets
 
 
-def _untouched(state: State) -> State:
+def _untouched(look: Look) -> Look:
     with pytest.raises(PagesNeeded):
-        texts(state)
-    return state
+        texts(look.state)
+    return look
 
 
 def test_a_page_that_every_rollup_needs_is_corruption_that_names_it(place: Place) -> None:
@@ -613,16 +615,16 @@ def test_a_page_that_every_rollup_needs_is_corruption_that_names_it(place: Place
     place.damage(ref.key)
     fresh = place.machine()
     with pytest.raises(Corruption) as caught:
-        fresh.run(texts)
+        fresh.ask(texts)
     assert caught.value.object == ref.key
     # What does not need it works.
-    assert fresh.run(lambda s: s.meta.upper) == machine.state.meta.upper
+    assert fresh.ask(lambda s: s.meta.upper) == machine.state.meta.upper
 
 
 def test_a_page_that_is_swapped_for_another_is_noticed(place: Place) -> None:
     fill(place, 20 * EVERY)
     fresh = place.machine()
-    fresh.refresh()
+    fresh.look()
     one, two = (slot.ref for slot in fresh.state.entries.slots[:2])
     assert one is not None
     assert two is not None
@@ -630,7 +632,7 @@ def test_a_page_that_is_swapped_for_another_is_noticed(place: Place) -> None:
     objects[one.key], objects[two.key] = objects[two.key], objects[one.key]
     place.consensus.truncate(SHARD, fresh.state.seqno, timeout=1)
     with pytest.raises(Corruption, match="another page"):
-        fresh.run(texts, state=fresh.state)
+        fresh.known().ask(texts)
 
 
 def test_a_rollup_whose_base_is_no_longer_kept_is_not_named(place: Place) -> None:
@@ -660,7 +662,7 @@ def test_a_rollup_that_another_overtook_is_not_named(others: str) -> None:
     create(fast)
     write(slow)
     write(fast)
-    slow.refresh()
+    slow.look()
     assert slow.roll_up()
     (late,) = rollups(place)
 
@@ -672,12 +674,12 @@ def test_a_rollup_that_another_overtook_is_not_named(others: str) -> None:
         if others == "a shorter log":
             vacuumed(place, fast)
             assert place.log[0].seqno > len(texts(slow.state))
-        slow.refresh()
+        slow.look()
 
     steps.append(overtake)
     write(slow, b"names none")
-    fast.refresh()
-    assert late not in fast.run(lambda s: [rollup.key for _, rollup in s.rollups.range()])
+    fast.look()
+    assert late not in fast.ask(lambda s: [rollup.key for _, rollup in s.rollups.range()])
     newest = named(fast)
     assert newest is not None
     assert newest.key == rollups(place)[-1]
@@ -719,7 +721,7 @@ def test_a_rollup_is_not_begun_while_one_that_another_thread_wrote_waits(
                 patch.setattr(machine, "_rolling", self.lock)
                 assert machine.roll_up()
             write(other, b"beside")
-            machine.refresh()
+            machine.look()
             return self.lock.acquire(blocking=blocking)
 
         def release(self) -> None:
@@ -744,7 +746,7 @@ def test_a_rollup_that_is_never_named_is_litter_though_one_of_the_same_state_is(
     assert [r.key for _, r in machine.state.rollups.range()] == rollups(place)[1:]
     assert machine.is_littered
     machine.close()
-    (session,) = place.machine().refresh().sessions.range()
+    (session,) = place.machine().look().state.sessions.range()
     assert session[1].acknowledged is not None, "its prefix is swept"
 
 
@@ -795,7 +797,7 @@ def test_who_could_not_read_the_newest_rollups_names_none_that_others_retired(tr
     wary = place.machine()
     for key in rollups(place)[trusted:]:
         place.damage(key)
-    wary.refresh()
+    wary.look()
     for key in rollups(place)[trusted:]:
         place.damage(key)  # it was read badly
     assert vacuumed(place, machine).rollups == 1
@@ -818,7 +820,7 @@ def test_the_log_is_there_from_each_rollup_that_could_not_be_retired() -> None:
     wary = place.machine()
     for key in (second, third, fourth):
         place.damage(key)
-    wary.refresh()
+    wary.look()
     for key in (second, fourth):
         place.damage(key)  # it was read badly
     found = vacuumed(place, machine)
@@ -844,7 +846,7 @@ def test_a_damaged_rollup_is_replaced_by_one_before_it_that_its_record_does_not_
     write(wary, b"names the oldest")
     assert getattr(named(wary), "key", None) == oldest
     place.damage(second)  # it was read badly
-    machine.refresh()
+    machine.look()
     rolled_up(machine)
     for _ in range(2):
         vacuumed(place, machine)
@@ -854,21 +856,21 @@ def test_a_damaged_rollup_is_replaced_by_one_before_it_that_its_record_does_not_
     equal(place, machine)
     place.damage(second)
     with pytest.raises(Corruption, match="was truncated past the record"):
-        place.machine().refresh()
+        place.machine().look()
 
 
 def test_nothing_is_retired_while_a_rollup_that_is_kept_cannot_be_read() -> None:
     place = Place(replace(SMALL, rollup_every_records=10_000))
     one, two = fill(place, 100), place.machine()
     write(two)  # before there is a rollup: it shares no page with the first
-    one.refresh()
+    one.look()
     rolled_up(one)
-    two.refresh()
+    two.look()
     rolled_up(two)
     vacuumed(place, two)
-    one.refresh()
+    one.look()
     rolled_up(one)
-    two.refresh()
+    two.look()
     rolled_up(two)
     first, second, third, fourth = known_rollups(two)
     pages_of = {r.key: named_pages(place, r) for r in (first, second, third, fourth)}
@@ -888,8 +890,8 @@ def test_nothing_is_retired_while_a_rollup_that_is_kept_cannot_be_read() -> None
 
 
 def known_rollups(machine: Machine) -> list[Rollup]:
-    machine.refresh()
-    return machine.run(lambda s: [rollup for _, rollup in s.rollups.range()])
+    machine.look()
+    return machine.ask(lambda s: [rollup for _, rollup in s.rollups.range()])
 
 
 # --- very many
@@ -966,7 +968,7 @@ def test_bytes_per_rollup_do_not_grow_in_20000_commits() -> None:
     assert late < early * 1.5
     fresh = place.machine()
     place.blob.gets.clear()
-    fresh.refresh()
+    fresh.look()
     assert len(place.blob.gets) == 1
     assert everything(fresh) == everything(machine)
 
@@ -1014,4 +1016,4 @@ def test_a_definite_failure_of_a_look_is_an_error_not_a_fallback(place: Place) -
     fill(place, 3 * EVERY)
     place.consensus.failing_scans = 10**9
     with pytest.raises(LocationError):
-        place.machine().refresh(timeout=2)
+        place.machine().look(within(2, place.env))

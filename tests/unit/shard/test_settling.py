@@ -33,6 +33,7 @@ from strandline.state.commands import (
     Write,
 )
 from strandline.state.model import Batch, Part
+from tests.support.deadlines import within
 from tests.support.shards import SHARD, TABLE, Place, create, everything, texts, write
 
 
@@ -54,8 +55,8 @@ def _machine(place: Place) -> Machine:
 def assert_agreed(place: Place, machine: Machine, wanted: list[bytes]) -> None:
     """The log and the machine's own state hold exactly these."""
     fresh = place.machine()
-    fresh.refresh()
-    assert fresh.run(texts) == wanted
+    fresh.look()
+    assert fresh.ask(texts) == wanted
     assert everything(machine) == everything(fresh)
 
 
@@ -129,7 +130,7 @@ def test_a_slot_that_another_took_is_a_loss_and_the_command_is_decided_anew(
     place: Place, machine: Machine
 ) -> None:
     rival = place.machine()
-    rival.refresh()
+    rival.look()
     place.consensus.plan = ["late"]
     place.consensus.before_scan = [lambda: write(rival, b"rival")]
     write(machine, b"a")
@@ -139,7 +140,7 @@ def test_a_slot_that_another_took_is_a_loss_and_the_command_is_decided_anew(
 
 def test_a_loss_that_makes_the_command_impossible_is_raised(place: Place, machine: Machine) -> None:
     rival = place.machine()
-    rival.refresh()
+    rival.look()
     upper = machine.state.meta.upper
     assert upper is not None
     place.consensus.plan = ["lost"]
@@ -174,32 +175,32 @@ def _scanned(place: Place, *steps: Callable[[], object]) -> None:
 
 def test_a_record_that_landed_and_was_truncated_is_success(place: Place, machine: Machine) -> None:
     rival = place.machine()
-    rival.refresh()
+    rival.look()
     place.consensus.plan = ["done"]
     _scanned(place, _pass_by(place, rival))
     write(machine, b"a")
-    assert texts(machine.refresh()).count(b"a") == 1
+    assert texts(machine.look().state).count(b"a") == 1
     write(machine, b"b")
-    assert [t for t in machine.run(texts) if not t.startswith(b"rival")] == [b"before", b"a", b"b"]
+    assert [t for t in machine.ask(texts) if not t.startswith(b"rival")] == [b"before", b"a", b"b"]
 
 
 def test_a_record_that_lost_its_slot_before_a_truncation_is_decided_anew(
     place: Place, machine: Machine
 ) -> None:
     rival = place.machine()
-    rival.refresh()
+    rival.look()
     place.consensus.plan = ["late"]
     _scanned(place, _pass_by(place, rival))
     write(machine, b"a")
     assert place.consensus.land() is False
-    assert machine.run(texts)[-1] == b"a"
-    assert machine.run(texts).count(b"a") == 1
+    assert machine.ask(texts)[-1] == b"a"
+    assert machine.ask(texts).count(b"a") == 1
 
 
 def _ended_meanwhile(place: Place, machine: Machine) -> Callable[[], None]:
     """Somebody ends the machine's session; then others write on and truncate."""
     rival, killer = place.machine(), place.machine()
-    rival.refresh()
+    rival.look()
 
     def run() -> None:
         killer.adopt(machine.session)
@@ -215,20 +216,20 @@ def test_when_the_session_is_gone_too_the_outcome_is_unknown(
     place: Place, machine: Machine, fate: str, registered: bool
 ) -> None:
     machine = machine if registered else place.machine()
-    machine.refresh()
+    machine.look()
     happens = fate == "done"
     place.consensus.plan = [fate]
     if registered or happens:
         _scanned(place, _ended_meanwhile(place, machine))
     else:
         rival = place.machine()
-        rival.refresh()
+        rival.look()
         _scanned(place, _pass_by(place, rival))
     with pytest.raises(LocationError, match="cannot be known") as caught:
         write(machine, b"a")
     assert caught.value.may_have_happened is True
     assert not isinstance(caught.value, DeadlineExceeded)
-    assert place.machine().run(texts).count(b"a") == happens
+    assert place.machine().ask(texts).count(b"a") == happens
     # An id that ended, or may have, never writes again; its owner goes on under another.
     ended = caught.value
     assert machine.session not in str(ended)
@@ -236,7 +237,7 @@ def test_when_the_session_is_gone_too_the_outcome_is_unknown(
     assert not any(place.consensus.land() for _ in range(len(place.consensus.late)))
     records = place.machine().records()
     assert records[-1].session == machine.session
-    assert place.machine().run(texts).count(b"a") == happens
+    assert place.machine().ask(texts).count(b"a") == happens
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -244,11 +245,11 @@ def test_a_token_that_was_committed_is_success_though_the_session_is_gone(
     place: Place, machine: Machine, first: bool
 ) -> None:
     machine = place.machine() if first else machine
-    machine.refresh()
+    machine.look()
     place.consensus.plan = ["done"]
     _scanned(place, _ended_meanwhile(place, machine))
     result = write(machine, b"a", token=("scope", 7))
-    entries = machine.run(lambda s: [entry for _, entry in s.entries.range()])
+    entries = machine.ask(lambda s: [entry for _, entry in s.entries.range()])
     assert [e.time for e in entries if e.batch.inline == b"a"] == [result.time]
     assert result.repeated is True
     before = machine.session
@@ -267,14 +268,14 @@ def test_a_token_that_was_not_committed_is_committed_under_another_session(
     assert result.repeated is False
     assert machine.session != ended
     assert place.consensus.land() is False
-    assert place.machine().run(texts).count(b"a") == 1
+    assert place.machine().ask(texts).count(b"a") == 1
 
 
 def test_a_token_that_another_session_committed_brings_that_ones_result(
     place: Place, machine: Machine
 ) -> None:
     other = place.machine()
-    other.refresh()
+    other.look()
     theirs: list[CommitResult] = []
     ended = _ended_meanwhile(place, machine)
     place.consensus.plan = ["late"]
@@ -286,17 +287,17 @@ def test_a_token_that_another_session_committed_brings_that_ones_result(
     _scanned(place, both)
     result = write(machine, b"a", token=("scope", 7))
     assert (result.time, result.repeated) == (theirs[0].time, True)
-    assert place.machine().run(texts).count(b"a") == 1
+    assert place.machine().ask(texts).count(b"a") == 1
 
 
 def test_a_first_record_whose_token_is_new_is_written_after_all(place: Place) -> None:
     machine, rival = place.machine(), place.machine()
-    machine.refresh()
-    rival.refresh()
+    machine.look()
+    rival.look()
     place.consensus.plan = ["late"]
     _scanned(place, _pass_by(place, rival))
     write(machine, b"a", token=("scope", 7))
-    assert machine.run(texts).count(b"a") == 1
+    assert machine.ask(texts).count(b"a") == 1
     write(machine, b"b")
 
 
@@ -305,7 +306,7 @@ def test_a_token_whose_result_is_no_longer_kept_leaves_it_unknown(
 ) -> None:
     ended = _ended_meanwhile(place, machine)
     other = place.machine()
-    other.refresh()
+    other.look()
 
     def pass_window() -> None:
         for number in range(8, 80):
@@ -326,7 +327,7 @@ def test_a_record_that_a_copy_of_the_process_counted_is_not_taken_for_ours(
 ) -> None:
     copy, rival = place.machine(), place.machine()
     copy.adopt(machine.session)
-    rival.refresh()
+    rival.look()
     for _ in range(records):
         write(machine, b"theirs")
     _pass_by(place, rival)()
@@ -337,7 +338,7 @@ def test_a_record_that_a_copy_of_the_process_counted_is_not_taken_for_ours(
         if error is LocationError:
             assert caught.value.may_have_happened is True  # type: ignore[attr-defined]
     write(machine, b"theirs")
-    found = place.machine().run(texts)
+    found = place.machine().ask(texts)
     assert found.count(b"theirs") == records + 1
     assert b"ours" not in found
 
@@ -347,7 +348,7 @@ def test_a_record_that_leaves_its_token_open_is_ours_all_the_same() -> None:
     place = Place(Settings(background=False, rollup_every_records=4))
     machine, rival = place.machine(), place.machine()
     machine.submit(Append(0, 10, expected_upper=0))
-    rival.refresh()
+    rival.look()
 
     def pass_by() -> None:
         for _ in range(12):
@@ -363,7 +364,7 @@ def test_a_record_that_leaves_its_token_open_is_ours_all_the_same() -> None:
     late = Append(0, 5, (part,), replicated=True, token=("scope", 7))
     assert machine.submit(late) == AppendResult(10)
     assert machine.submit(Append(10, 11, expected_upper=10)) == AppendResult(11)
-    assert machine.run(lambda s: s.dead.count()) == 1
+    assert machine.ask(lambda s: s.dead.count()) == 1
 
 
 # --- the deadline
@@ -373,14 +374,14 @@ def _unsettled(place: Place, machine: Machine, text: bytes) -> None:
     """Leaves a record behind that may land at any time."""
     place.consensus.plan = ["late", *["lost"] * 1000]
     with pytest.raises(DeadlineExceeded) as caught:
-        write_briefly(machine, text)
+        write_briefly(place, machine, text)
     assert caught.value.may_have_happened is True
     place.consensus.plan = []
 
 
-def write_briefly(machine: Machine, text: bytes) -> None:
+def write_briefly(place: Place, machine: Machine, text: bytes) -> None:
     batch = Batch(inline=text, rows=1)
-    machine.submit(Commit(0, (Write(TABLE, batch),)), timeout=0.5)
+    machine.submit(Commit(0, (Write(TABLE, batch),)), within(0.5, place.env))
 
 
 @pytest.mark.parametrize("lands", [True, False])
@@ -397,7 +398,7 @@ def test_an_unsettled_record_is_settled_before_the_next_one(
 
 def test_an_unsettled_record_that_lost_is_given_up(place: Place, machine: Machine) -> None:
     rival = place.machine()
-    rival.refresh()
+    rival.look()
     _unsettled(place, machine, b"a")
     write(rival, b"rival")
     write(machine, b"b")
@@ -406,7 +407,7 @@ def test_an_unsettled_record_that_lost_is_given_up(place: Place, machine: Machin
 
 def test_a_refresh_settles_what_an_earlier_call_left(place: Place, machine: Machine) -> None:
     _unsettled(place, machine, b"a")
-    assert texts(machine.refresh()) == [b"before", b"a"]
+    assert texts(machine.look().state) == [b"before", b"a"]
     assert_agreed(place, machine, [b"before", b"a"])
 
 
@@ -414,18 +415,18 @@ def test_a_read_does_not_wait_for_what_cannot_be_settled(place: Place, machine: 
     _unsettled(place, machine, b"a")
     place.consensus.plan = ["lost"] * 1000
     began = place.env.seconds
-    assert texts(machine.refresh(timeout=60)) == [b"before"]
+    assert texts(machine.look(within(60, place.env)).state) == [b"before"]
     assert place.env.seconds - began < 3
     place.consensus.plan = []
     assert place.consensus.land()
-    assert texts(machine.refresh()) == [b"before", b"a"]
+    assert texts(machine.look().state) == [b"before", b"a"]
 
 
 def test_while_it_is_unsettled_nothing_else_is_begun(place: Place, machine: Machine) -> None:
     _unsettled(place, machine, b"a")
     place.consensus.plan = ["lost"] * 1000
     with pytest.raises(DeadlineExceeded, match="not begun") as caught:
-        write_briefly(machine, b"b")
+        write_briefly(place, machine, b"b")
     assert caught.value.may_have_happened is False
     place.consensus.plan = []
     write(machine, b"c")
@@ -453,7 +454,7 @@ def test_an_interrupt_in_the_middle_leaves_a_record_that_is_settled(
     place: Place, machine: Machine, first: bool
 ) -> None:
     machine = place.machine() if first else machine
-    machine.refresh()
+    machine.look()
     place.consensus.plan = ["interrupt"]
     with pytest.raises(KeyboardInterrupt):
         write(machine, b"a")
@@ -463,11 +464,11 @@ def test_an_interrupt_in_the_middle_leaves_a_record_that_is_settled(
 
 def test_closing_settles_first(place: Place, machine: Machine) -> None:
     fresh = place.machine()
-    fresh.refresh()
+    fresh.look()
     _unsettled(place, fresh, b"a")
     fresh.close()
     assert fresh.records()[-1].command == "CloseSession"
-    assert place.machine().run(texts) == [b"before", b"a"]
+    assert place.machine().ask(texts) == [b"before", b"a"]
     with pytest.raises(UsageError, match="closed"):
         write(fresh)
 
@@ -491,7 +492,7 @@ def test_whatever_goes_wrong_each_command_happens_as_it_was_answered(data: Any) 
         place.consensus.plan = data.draw(st.lists(st.sampled_from(WORDS), max_size=5))
         text = b"%d" % n
         try:
-            write_briefly(machine, text)
+            write_briefly(place, machine, text)
             acknowledged.append(text)
         except LocationError as error:
             (unknown if error.may_have_happened else impossible).append(text)
@@ -500,18 +501,18 @@ def test_whatever_goes_wrong_each_command_happens_as_it_was_answered(data: Any) 
         if place.consensus.late and data.draw(st.booleans()):
             place.consensus.land()
         if data.draw(st.booleans()):
-            machine.refresh()
+            machine.look()
     place.consensus.plan = []
     while place.consensus.late:
         place.consensus.land()
     for machine in machines:
         machine.submit(AdvanceUpper(10**12))
     fresh = place.machine()
-    fresh.refresh()
-    found = fresh.run(texts)
+    fresh.look()
+    found = fresh.ask(texts)
     assert len(found) == len(set(found))
     assert set(acknowledged) <= set(found) <= set(acknowledged) | set(unknown)
     assert not set(found) & set(impossible)
     for machine in machines:
-        machine.refresh()
+        machine.look()
         assert everything(machine) == everything(fresh)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from strandline.env import RealEnv
+from strandline.env import Deadline, RealEnv
 from strandline.errors import DeadlineExceeded
 from strandline.state.commands import Commit, CommitGroup, CommitResult
 from strandline.txn.grouping import CommitQueue
+from tests.support.deadlines import within
 
 LONG = 60.0
 
@@ -25,7 +26,7 @@ class Log:
         self.go_on = threading.Semaphore(0)
         self.records: list[tuple[int, ...]] = []
 
-    def submit(self, command: CommitGroup, *, timeout: float, note: Any) -> list[CommitResult]:
+    def submit(self, command: CommitGroup, _: Deadline, *, note: Any) -> list[CommitResult]:
         self.under_way.release()
         assert self.go_on.acquire(timeout=LONG)
         self.records.append(tuple(commit.clock for commit in command.commits))
@@ -55,7 +56,9 @@ class Asked(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.outcome = self._queue.commit(Commit(self._clock), {}, timeout=self._timeout)
+            self.outcome = self._queue.commit(
+                Commit(self._clock), {}, deadline=within(self._timeout)
+            )
         except DeadlineExceeded as error:
             self.outcome = error
 

@@ -43,7 +43,7 @@ def build_batch(
     identity: Callable[[], Identity],
     settings: Settings,
     env: Env,
-    timeout: float,
+    deadline: Deadline,
     diff: bool = False,
     cuts: Callable[[], Sequence[bytes]] = tuple,
 ) -> Batch:
@@ -57,9 +57,7 @@ def build_batch(
     """
     stored = replace(schema, arrow=schema.stored(diff=True)) if diff else schema
     rows = conform(to_arrow(data, stored), stored)
-    builder = _Builder(
-        schema, blob, new_key, identity, settings, Deadline(env, timeout), stored.arrow, cuts, env
-    )
+    builder = _Builder(schema, blob, new_key, identity, settings, deadline, stored.arrow, cuts, env)
     if isinstance(rows, pa.Table):
         size = rows.nbytes
         if size <= _IN_MEMORY_BYTES:
@@ -147,7 +145,7 @@ class _Builder:
             self.schema,
             identity=self.identity(),
             settings=self.settings,
-            timeout=self.deadline.remaining(),
+            deadline=self.deadline,
             cuts=self.cuts(),
             cut_rows_min=_CUT_ROWS_MIN,
             env=self.env,

@@ -62,7 +62,7 @@ class PartReader:
         ranges: Sequence[KeyRange] | None = None,
         interval: Interval | None = None,
         intervals: Sequence[Interval] | None = None,
-        timeout: float,
+        deadline: Deadline,
     ) -> pa.Table:
         """The part's rows that lie in `interval`, in any of `intervals` and in any of `ranges`.
 
@@ -71,9 +71,8 @@ class PartReader:
         those of `schema`, whichever version of it the part was written with. Raises `Corruption`
         for damage of any kind, `BlobMissing` if there is no such object.
         """
-        deadline = Deadline(self._env, timeout)
         wanted = _wanted(schema, ranges, interval, intervals)
-        opened = self.opened(part, timeout=timeout)
+        opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, wanted)
         pieces = list(opened.pieces(plan, opened.groups_of_rows(_STREAM_ROWS)))
         # One piece has Arrow's threads, one per column; of several each has a thread of ours.
@@ -94,21 +93,20 @@ class PartReader:
         interval: Interval | None = None,
         ranges: Sequence[KeyRange] | None = None,
         intervals: Sequence[Interval] | None = None,
-        timeout: float,
+        deadline: Deadline,
         rows: int = _STREAM_ROWS,
     ) -> Iterator[pa.RecordBatch]:
         """The same as `read`, in batches of about `rows` rows and in bounded memory.
 
-        The next batches are decoded side by side. `timeout` is for each step.
+        The next batches are decoded side by side. Each step has the whole of `deadline`.
         """
         wanted = _wanted(schema, ranges, interval, intervals)
-        opened = self.opened(part, timeout=timeout)
+        opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, wanted)
         pieces = list(opened.pieces(plan, opened.groups_of_rows(rows)))
 
         def decode(piece: Run) -> list[pa.RecordBatch]:
-            deadline = Deadline(self._env, timeout)
-            table = self._decode(opened, piece, plan, deadline, threads=False)
+            table = self._decode(opened, piece, plan, deadline.again(), threads=False)
             found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
             return found
 
@@ -123,14 +121,14 @@ class PartReader:
         columns: Sequence[str] | None,
         intervals: Sequence[Interval],
         rows: int = _STREAM_ROWS,
-        timeout: float,
-    ) -> list[Callable[[float], pa.Table]]:
+        deadline: Deadline,
+    ) -> list[Callable[[Deadline], pa.Table]]:
         """The same as `read` in pieces: functions that decode about `rows` rows each, in order.
 
-        Each takes the seconds that it may take, and may be called on any thread.
+        Each takes a deadline of its own, and may be called on any thread.
         """
         placed = self.placed_chunks(
-            part, schema, columns=columns, intervals=intervals, rows=rows, timeout=timeout
+            part, schema, columns=columns, intervals=intervals, rows=rows, deadline=deadline
         )
         return [load for _, load in placed]
 
@@ -142,30 +140,25 @@ class PartReader:
         columns: Sequence[str] | None,
         intervals: Sequence[Interval],
         rows: int = _STREAM_ROWS,
-        timeout: float,
-    ) -> list[tuple[bytes, Callable[[float], pa.Table]]]:
+        deadline: Deadline,
+    ) -> list[tuple[bytes, Callable[[Deadline], pa.Table]]]:
         """The same, each with bytes that no encoded key of it is below, nor any before it above."""
-        opened = self.opened(part, timeout=timeout)
+        opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, united(intervals))
 
-        def chunk(piece: Run) -> Callable[[float], pa.Table]:
-            def load(seconds: float) -> pa.Table:
-                # Several run at once: threads of Arrow's own would only be in their way.
-                deadline = Deadline(self._env, seconds)
-                return self._decode(opened, piece, plan, deadline, threads=False)
-
-            return load
+        def chunk(piece: Run) -> Callable[[Deadline], pa.Table]:
+            # Several run at once: threads of Arrow's own would only be in their way.
+            return lambda by: self._decode(opened, piece, plan, by, threads=False)
 
         pieces = opened.pieces(plan, opened.groups_of_rows(rows))
         return [(opened.separators[piece.groups[0]], chunk(piece)) for piece in pieces]
 
-    def verify(self, part: Part, *, timeout: float) -> None:
+    def verify(self, part: Part, deadline: Deadline) -> None:
         """Reads the whole part, and returns if every byte of it is what was written.
 
         For the sake of readers that know page checksums only. Raises what `read` raises.
         """
-        deadline = Deadline(self._env, timeout)
-        file = self._file(part, timeout)
+        file = self._file(part, deadline)
 
         def verify() -> None:
             opened = OpenPart(part, file)  # anew: what was true of a footer once may be so no more
@@ -180,23 +173,22 @@ class PartReader:
         with file:
             guarded(part, verify)
 
-    def quantiles(self, part: Part, *, timeout: float | None = None) -> list[tuple[bytes, int]]:
+    def quantiles(self, part: Part, deadline: Deadline) -> list[tuple[bytes, int]]:
         """At most 256 evenly spaced encoded full keys of the part, with the rows that they are."""
-        opened = self.opened(part, timeout=timeout or self._settings.timeout_seconds)
-        return opened.quantiles()
+        return self.opened(part, deadline).quantiles()
 
-    def about(self, part: Part, *, timeout: float | None = None) -> dict[str, Any]:
+    def about(self, part: Part, deadline: Deadline) -> dict[str, Any]:
         """What the part's footer says of itself: identity, keys, rows, times."""
-        return self.opened(part, timeout=timeout or self._settings.timeout_seconds).about
+        return self.opened(part, deadline).about
 
-    def opened(self, part: Part, *, timeout: float) -> OpenPart:
+    def opened(self, part: Part, deadline: Deadline) -> OpenPart:
         """The part with its footer verified and parsed; from memory where it was so before."""
         with self._lock:
             found = self._open.get(part.key)
             if found is not None and found.part.footer_crc == part.footer_crc:
                 self._open.move_to_end(part.key)
                 return found
-        file = self._file(part, timeout)
+        file = self._file(part, deadline)
         opened = guarded(part, lambda: OpenPart(part, file))
         with self._lock:
             self._open[part.key] = opened
@@ -218,17 +210,17 @@ class PartReader:
 
     # --- files
 
-    def _file(self, part: Part, timeout: float) -> pa.NativeFile:
-        return guarded(part, lambda: self._blob.open(part.key, timeout=timeout))
+    def _file(self, part: Part, deadline: Deadline) -> pa.NativeFile:
+        return guarded(part, lambda: self._blob.open(part.key, timeout=deadline.remaining()))
 
-    def _take(self, opened: OpenPart, timeout: float) -> pa.NativeFile:
+    def _take(self, opened: OpenPart, deadline: Deadline) -> pa.NativeFile:
         """An open file of the part that nobody else uses until it is put back."""
         with self._lock:
             if opened.idle:
                 file = opened.idle.pop()
                 del self._files[id(file)]
                 return file
-        return self._file(opened.part, timeout)
+        return self._file(opened.part, deadline)
 
     def _put_back(self, opened: OpenPart, file: pa.NativeFile) -> None:
         closing = None
@@ -263,7 +255,7 @@ class PartReader:
     @contextmanager
     def _decoder(self, opened: OpenPart, groups: range, deadline: Deadline) -> Iterator[Decoder]:
         """A decoder for these row groups; what it used is kept for the next unless it failed."""
-        file = self._take(opened, deadline.remaining())
+        file = self._take(opened, deadline)
         try:
             with self._memory(opened.bytes_of(groups)) as arena:
                 yield Decoder(opened, file, arena, groups)
@@ -285,7 +277,7 @@ class PartReader:
         that rot on the disk below a file that is being read again and again, is caught unless it
         hits a header.
         """
-        file = self._take(opened, deadline.remaining())
+        file = self._take(opened, deadline)
         try:
             state = state_of_file(file)
             table = None

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from strandline.env import Env
+from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.files.encoding import choose_encoding
 from strandline.parts.files.filters import FILTER_KEYS_MAX, make_filter
@@ -54,7 +54,7 @@ def write_part(
     *,
     identity: Identity,
     settings: Settings,
-    timeout: float,
+    deadline: Deadline,
 ) -> Part:
     """Writes rows, sorted by full key, as one part, in bounded memory.
 
@@ -64,7 +64,7 @@ def write_part(
     stream = _Rows(data)
     if stream.schema is None:
         raise ValueError("a part has at least one row")
-    with blob.upload(key, timeout=timeout) as sink:
+    with blob.upload(key, timeout=deadline.remaining()) as sink:
         writer = _PartWriter(key, sink, stream.schema, schema, identity, settings)
         step = _buffer_rows(settings)
         try:
@@ -84,7 +84,7 @@ def write_parts(  # noqa: PLR0913  each says something else about the parts
     *,
     identity: Identity,
     settings: Settings,
-    timeout: float,
+    deadline: Deadline,
     cuts: Sequence[bytes] = (),
     cut_rows_min: int = 1,
     env: Env | None = None,
@@ -101,7 +101,7 @@ def write_parts(  # noqa: PLR0913  each says something else about the parts
 
     def write(key: str, pieces: Iterable[pa.Table]) -> Part:
         return write_part(
-            blob, key, pieces, schema, identity=identity, settings=settings, timeout=timeout
+            blob, key, pieces, schema, identity=identity, settings=settings, deadline=deadline
         )
 
     cutter = _Cutter(_Rows(data), KeyCodec(schema), cuts, cut_rows_min, settings)

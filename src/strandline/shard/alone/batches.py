@@ -183,11 +183,9 @@ class BatchBuilder(Closing):
 def _register(shard: Shard, deadline: Deadline) -> None:
     """Makes the session known in the shard, if it is not: else another may not append its parts."""
     machine = shard.machine
-    known = machine.run(
-        lambda s: is_open(s.sessions.get((machine.session,))), timeout=deadline.remaining()
-    )
+    known = machine.ask(lambda s: is_open(s.sessions.get((machine.session,))), deadline)
     if not known:
-        machine.submit(Heartbeat(), timeout=deadline.remaining())
+        machine.submit(Heartbeat(), deadline)
 
 
 def check_within(earliest: int | None, latest: int | None, lower: int, upper: int | None) -> None:
@@ -219,8 +217,8 @@ def write_updates(
             return ()
     machine = shard.machine
     with shard.pulse.holding(machine):
-        session = machine.live_session(timeout=deadline.remaining())
-        cuts: Sequence[bytes] = machine.run(leaf_bounds, timeout=deadline.remaining())
+        session = machine.live_session(deadline)
+        cuts: Sequence[bytes] = machine.ask(leaf_bounds, deadline)
         threads = min(_THREADS_MAX, settings.threads)
         if rest is not None:
             rows = consolidated_stream(
@@ -237,7 +235,7 @@ def write_updates(
             schema,
             identity=shard.identity(session, token),
             settings=settings,
-            timeout=deadline.remaining(),
+            deadline=deadline,
             cuts=cuts,
             cut_rows_min=_CUT_ROWS_MIN,
             env=shard.env,

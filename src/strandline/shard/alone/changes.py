@@ -16,11 +16,11 @@ from strandline.parts.files.read import PartReader
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.settings import Settings
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.missing import state_without
 from strandline.state.changes import plan_changes
 from strandline.state.model import Interval, Reference
-from strandline.state.replay import State
 
 __all__ = ["check_kept", "updates_between", "updates_of"]
 
@@ -40,26 +40,21 @@ def updates_between(
     *,
     env: Env,
     settings: Settings,
-    timeout: float,
-    state: State | None = None,
+    deadline: Deadline,
+    look: Look | None = None,
 ) -> Iterator[pa.Table]:
     """All applied updates of a shard of `rows` at times in (`after`, `through`], at their times.
 
-    Sorted by time, then full key, with `__time` and `__diff`; nothing is added up. `state`: the
+    Sorted by time, then full key, with `__time` and `__diff`; nothing is added up. `look`: the
     one to read, whose upper is beyond `through`; None: the newest that is known. A row of history
     is two updates: it came, and it ended. Memory is bounded, however many there are: the first
     table comes when all have been read. Errors: AsOfTooOld, LocationError, Corruption.
     """
-    deadline = Deadline(env, timeout)
-    now = state
+    now = look
     while True:
-        current = now or machine.state
+        current = now or machine.known(deadline)
         check_kept(current, after, machine.shard)
-        tasks = machine.run(
-            lambda s: plan_changes(s, intervals, after, through),
-            state=current,
-            timeout=deadline.remaining(),
-        )
+        tasks = current.ask(lambda s: plan_changes(s, intervals, after, through))
         wanted = [(r, task.intervals) for task in tasks for r in task.references]
         batches = _batches(reader, schema, _apart(wanted), after, through, deadline)
         ordered = _ordered(batches, schema, settings)
@@ -75,9 +70,9 @@ def updates_between(
         return
 
 
-def check_kept(state: State, after: int, shard: str) -> None:
+def check_kept(look: Look, after: int, shard: str) -> None:
     """AsOfTooOld if updates at times after `after` may have been moved to later ones."""
-    since = state.meta.since
+    since = look.meta.since
     # What was moved to since came from before it; and before 0 there is nothing.
     if since is None or (after < since and since > 0):
         reached = "nothing can be read any more" if since is None else f"its since is {since}"
@@ -110,7 +105,7 @@ def _batches(
     for reference, intervals in wanted:
         part = reference.part
         for batch in reader.batches(
-            part, schema, columns=columns, intervals=intervals, timeout=deadline.remaining()
+            part, schema, columns=columns, intervals=intervals, deadline=deadline
         ):
             yield from updates_of(batch, reference, arrow, after, through)
 

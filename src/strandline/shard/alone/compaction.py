@@ -75,7 +75,7 @@ def compact(
         shard.describe_from(deadline)
         return compact_shard(shard, strategy, deadline)
     finally:
-        shard.close(timeout=shard.settings.timeout_seconds)
+        shard.close()
 
 
 def compact_shard(shard: Shard, strategy: Any, deadline: Deadline) -> ShardCompaction:
@@ -85,14 +85,12 @@ def compact_shard(shard: Shard, strategy: Any, deadline: Deadline) -> ShardCompa
     machine = shard.machine
     # Whoever died gives up what it held; and so what is given up below is more.
     shard.look_out(deadline)
-    state = machine.refresh(timeout=deadline.remaining())
-    before = machine.run(lambda s: s.parts.count(), state=state, timeout=deadline.remaining())
-    descent = machine.run(
-        lambda s: list(plan_descent(s)), state=state, timeout=deadline.remaining()
-    )
+    look = machine.look(deadline)
+    before = look.ask(lambda s: s.parts.count())
+    descent = look.ask(lambda s: list(plan_descent(s)))
     for command in descent:
-        machine.submit(command, timeout=deadline.remaining())
-    jobs = machine.run(lambda s: plan_jobs(s, strategy), timeout=deadline.remaining())
+        machine.submit(command, deadline)
+    jobs = machine.ask(lambda s: plan_jobs(s, strategy), deadline)
     applied, refused = [], []
     for job in jobs:
         try:
@@ -101,7 +99,7 @@ def compact_shard(shard: Shard, strategy: Any, deadline: Deadline) -> ShardCompa
             refused.append(error)  # a sum that cannot be told: that does not keep the others
     if refused:
         raise refused[0]
-    after = machine.run(lambda s: s.parts.count(), timeout=deadline.remaining())
+    after = machine.ask(lambda s: s.parts.count(), deadline)
     rows = sum(job.rows for job in jobs)
     return ShardCompaction(before, after, len(jobs), applied.count(False), rows)
 
@@ -150,14 +148,14 @@ def _run(shard: Shard, job: CompactionJob, deadline: Deadline) -> bool:
             state_without(machine, error, deadline)
             return False
         command = Compact(tuple(key for key, _ in job.inputs), outputs)
-        applied: bool = machine.submit(command, timeout=deadline.remaining())
+        applied: bool = machine.submit(command, deadline)
     return applied
 
 
 def _merged(shard: Shard, job: CompactionJob, deadline: Deadline) -> tuple[Output, ...]:
     """The references that shall replace the job's inputs; their parts are durable by then."""
     schema, settings = shard.schema, shard.settings
-    session = shard.machine.live_session(timeout=deadline.remaining())
+    session = shard.machine.live_session(deadline)
     threads = min(_THREADS_MAX, settings.threads)
     arrow = schema.stored(time=True, diff=True)
     rows = consolidated_stream(
@@ -174,7 +172,7 @@ def _merged(shard: Shard, job: CompactionJob, deadline: Deadline) -> tuple[Outpu
         schema,
         identity=shard.identity(session),
         settings=settings,
-        timeout=deadline.remaining(),
+        deadline=deadline,
         env=shard.env,
         threads=threads,
     )
@@ -202,7 +200,7 @@ def _updates(
             shard.schema,
             columns=columns,
             intervals=[reference.place],
-            timeout=deadline.remaining(),
+            deadline=deadline,
         ):
             for found in updates_of(batch, reference, arrow, -1, TIME_MAX):
                 moved = pc.max_element_wise(found.column(TIME), since)

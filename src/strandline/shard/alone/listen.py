@@ -98,10 +98,10 @@ class Listen:
             )
         )
         while True:
-            state = machine.refresh(timeout=deadline.remaining())
-            upper = state.meta.upper
+            look = machine.look(deadline)
+            upper = look.meta.upper
             self._check_open()
-            check_kept(state, self._from - 1, self._shard.id)
+            check_kept(look, self._from - 1, self._shard.id)
             if upper is None or upper > self._from:
                 return upper
             if deadline.remaining() <= 0:
@@ -128,7 +128,7 @@ class Listen:
             TIME_MAX if end is None else end - 1,
             env=self._shard.env,
             settings=self._shard.settings,
-            timeout=self._shard.deadline(self._timeout).remaining(),
+            deadline=self._shard.deadline(self._timeout),
         )
         stored = self._shard.schema.stored(time=True, diff=True)
         arrow = pa.schema([field.remove_metadata() for field in stored])

@@ -45,5 +45,5 @@ def open_shard(
         shard.look_out(deadline)
         return WriteHandle(shard), ReadHandle(shard, deadline)
     except BaseException:
-        shard.close(timeout=deadline.remaining())
+        shard.close(deadline)
         raise

@@ -23,9 +23,9 @@ from strandline.shard.alone.snapshots import (
     splits_of,
 )
 from strandline.shard.alone.updates import check_bound, check_time
+from strandline.shard.look import Look
 from strandline.state.commands import CloseHold, MoveHold, OpenHold, TakeHold
 from strandline.state.model import EVERYTHING, Hold
-from strandline.state.replay import State
 from strandline.times import whole
 
 __all__ = ["HOLDS", "ReadHandle", "ShardHold", "list_holds", "release_hold"]
@@ -58,15 +58,13 @@ class ShardHold:
         if new_since is not None:
             new_since = check_time(new_since, "new_since")
         self._hold = self._shard.machine.submit(
-            MoveHold(self.name, self._hold.epoch, new_since), timeout=deadline.remaining()
+            MoveHold(self.name, self._hold.epoch, new_since), deadline
         )
         return self._hold.since
 
     def close(self, *, timeout: float | None = None) -> None:
         """Ends it: since may move. Harmless if it is gone; Fenced if another took it."""
-        self._shard.machine.submit(
-            CloseHold(self.name, self._hold.epoch), timeout=self._deadline(timeout).remaining()
-        )
+        self._shard.machine.submit(CloseHold(self.name, self._hold.epoch), self._deadline(timeout))
 
     def _deadline(self, timeout: float | None) -> Deadline:
         if self._shard.closed:
@@ -97,9 +95,7 @@ class ReadHandle(Closing):
             return
         self._name = f"reader-{shard.env.token_hex(8)}"
         asked = Hold(None, seqno=0, kind="reader")
-        self._hold = shard.machine.submit(
-            OpenHold(self._name, asked, leased=True), timeout=deadline.remaining()
-        )
+        self._hold = shard.machine.submit(OpenHold(self._name, asked, leased=True), deadline)
         self._release = shard.pulse.hold(shard.machine)
 
     @property
@@ -128,7 +124,7 @@ class ReadHandle(Closing):
     def fetch_upper(self, *, timeout: float | None = None) -> int | None:
         """The shard's upper: one request."""
         deadline = self._deadline(timeout)
-        return self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper
+        return self._shard.machine.look(deadline).meta.upper
 
     # --- reading
 
@@ -152,10 +148,11 @@ class ReadHandle(Closing):
     def read(self, as_of: int, *, timeout: float | None = None) -> pa.RecordBatchReader:
         """The whole snapshot, in this process: see `read_split`."""
         as_of = check_time(as_of, "as_of")
-        self._readable(as_of, self._deadline(timeout))
+        deadline = self._deadline(timeout)
+        self._readable(as_of, deadline)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for table in rows_in(self._shard, as_of, EVERYTHING, timeout):
+            for table in rows_in(self._shard, as_of, EVERYTHING, deadline):
                 self._check_open()
                 yield from table.to_batches()
 
@@ -175,27 +172,27 @@ class ReadHandle(Closing):
         if until is not None:
             until = check_bound(until, "until")
         deadline = self._deadline(timeout)
-        state = self._shard.machine.refresh(timeout=deadline.remaining())
-        self._check_mine(state, deadline)
-        check_kept(state, as_of, self._shard.id)
+        look = self._shard.machine.look(deadline)
+        self._check_mine(look, deadline)
+        check_kept(look, as_of, self._shard.id)
         mine = self.since
         if mine is None or (as_of < mine and mine > 0):
             raise self._given_up(as_of)
         return Listen(self._shard, as_of, until, timeout, self._check_open)
 
-    def _readable(self, as_of: int, deadline: Deadline) -> State:
+    def _readable(self, as_of: int, deadline: Deadline) -> Look:
         """A state whose upper is beyond `as_of`, and whose since is not."""
         delays = iter(retry_delays(self._shard.env, first_seconds=0.005, most_seconds=0.25))
         while True:
-            state = self._shard.machine.refresh(timeout=deadline.remaining())
-            self._check_mine(state, deadline)
-            check_readable(state, as_of, self._shard.id)
+            look = self._shard.machine.look(deadline)
+            self._check_mine(look, deadline)
+            check_readable(look, as_of, self._shard.id)
             mine = self.since
             if mine is None or as_of < mine:
                 raise self._given_up(as_of)
-            upper = state.meta.upper
+            upper = look.meta.upper
             if upper is None or as_of < upper:
-                return state
+                return look
             if deadline.remaining() <= 0:
                 raise DeadlineExceeded(
                     f"shard {self._shard.id} is not known as of {as_of} in time: its upper is "
@@ -210,15 +207,13 @@ class ReadHandle(Closing):
             "shard again if its own since is earlier"
         )
 
-    def _check_mine(self, state: State, deadline: Deadline) -> None:
+    def _check_mine(self, look: Look, deadline: Deadline) -> None:
         """Fenced if the lease ended: then nothing is held, and since may pass at any time."""
         self._check_open()
         if not self._name:
             return
-        held = self._shard.machine.run(
-            lambda s: s.holds.get((self._name,)), state=state, timeout=deadline.remaining()
-        )
-        if held is None and state.meta.since is not None:
+        held = look.ask(lambda s: s.holds.get((self._name,)))
+        if held is None and look.meta.since is not None:
             raise Fenced(
                 f"the lease of this handle on shard {self._shard.id} ended, because nothing was "
                 "heard of it for long; open the shard again"
@@ -242,7 +237,7 @@ class ReadHandle(Closing):
             )
         seqno = self._shard.machine.state.seqno
         self._hold = self._shard.machine.submit(
-            MoveHold(self._name, self._hold.epoch, new_since, seqno), timeout=deadline.remaining()
+            MoveHold(self._name, self._hold.epoch, new_since, seqno), deadline
         )
         return self._hold.since
 
@@ -261,7 +256,7 @@ class ReadHandle(Closing):
         asked = Hold(self.since if since is None else since, kind="hold")
         found = self._shard.machine.submit(
             OpenHold(name, asked, leased=False, exact=since is not None),
-            timeout=deadline.remaining(),
+            deadline,
         )
         return ShardHold(self._shard, name, found)
 
@@ -272,7 +267,7 @@ class ReadHandle(Closing):
         """
         deadline = self._deadline(timeout)
         check_name(name, "name")
-        found = self._shard.machine.submit(TakeHold(name), timeout=deadline.remaining())
+        found = self._shard.machine.submit(TakeHold(name), deadline)
         return ShardHold(self._shard, name, found)
 
     # --- the end
@@ -291,9 +286,9 @@ class ReadHandle(Closing):
         try:
             if self._name:
                 command: Any = CloseHold(self._name, self._hold.epoch)
-                self._shard.machine.submit(command, timeout=deadline.remaining())
+                self._shard.machine.submit(command, deadline)
         finally:
-            self._shard.let_go(timeout=deadline.remaining())
+            self._shard.let_go(deadline)
 
     close = expire
 
@@ -339,7 +334,7 @@ def list_holds(
     try:
         held = _holds(shard, shard.deadline(timeout))
     finally:
-        shard.close(timeout=shard.settings.timeout_seconds)
+        shard.close()
     rows = [
         (name, hold.kind, hold.since, hold.seqno, hold.session or None, hold.epoch)
         for name, hold in held.items()
@@ -372,17 +367,13 @@ def release_hold(
         if name not in known:
             return False
         machine = shard.machine
-        taken: Hold = machine.submit(TakeHold(name), timeout=deadline.remaining())
-        machine.submit(CloseHold(name, taken.epoch), timeout=deadline.remaining())
+        taken: Hold = machine.submit(TakeHold(name), deadline)
+        machine.submit(CloseHold(name, taken.epoch), deadline)
         return True
     finally:
-        shard.close(timeout=shard.settings.timeout_seconds)
+        shard.close()
 
 
 def _holds(shard: Shard, deadline: Deadline) -> dict[str, Hold]:
-    state = shard.machine.refresh(timeout=deadline.remaining())
-    return shard.machine.run(
-        lambda s: {key[0]: hold for key, hold in s.holds.range()},
-        state=state,
-        timeout=deadline.remaining(),
-    )
+    look = shard.machine.look(deadline)
+    return look.ask(lambda s: {key[0]: hold for key, hold in s.holds.range()})

@@ -20,11 +20,11 @@ from strandline.parts.files.read import PartReader
 from strandline.parts.schema import TableSchema, key_columns, new_schema
 from strandline.settings import Settings
 from strandline.shard.leases import Lookout, Pulse
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.notebook import Notebook
 from strandline.state.commands import Describe
 from strandline.state.model import TableVersion
-from strandline.state.replay import State
 
 __all__ = ["Shard", "check_name", "check_place", "new_shard_id"]
 
@@ -104,12 +104,12 @@ class Shard:
         given: Any = schema
         if given is not None and not isinstance(given, pa.Schema):
             raise UsageError(f"schema={given!r:.200}: pass an Arrow schema, or leave it out")
-        state = self.machine.refresh(timeout=deadline.remaining())
-        if state.meta.upper is None and state.meta.since is None:
+        look = self.machine.look(deadline)
+        if look.meta.upper is None and look.meta.since is None:
             raise UsageError(f"shard {self.id} is finished and deleted: nothing of it is left")
-        version = self._described(state, deadline)
+        version = self._described(look)
         if version is None:
-            self._check_free(state, deadline)
+            self._check_free(look, deadline)
             version = self._describe(schema, row_keys, deadline)
         self.schema = TableSchema.from_version(version)
         if schema is not None:
@@ -119,28 +119,22 @@ class Shard:
         """The same for a shard that has to be there."""
         self.open(None, None, deadline)
 
-    def _described(self, state: State, deadline: Deadline) -> TableVersion | None:
+    def _described(self, look: Look) -> TableVersion | None:
         key = (str(self.id), 1)
-        return self.machine.run(
-            lambda s: s.tables.get(key), state=state, timeout=deadline.remaining()
-        )
+        return look.ask(lambda s: s.tables.get(key))
 
-    def _check_free(self, state: State, deadline: Deadline) -> None:
+    def _check_free(self, look: Look, deadline: Deadline) -> None:
         """UsageError if the shard is a database's, or a txns shard: those are not opened here."""
-        if state.meta.origin == "commits":
+        if look.meta.origin == "commits":
             raise UsageError(
                 f"shard {self.id} is a txns shard; open it with strandline.txn.TxnsHandle"
             )
-        owner = state.meta.origin == "txns" or self.id == self.location.txns
+        owner = look.meta.origin == "txns" or self.id == self.location.txns
         if not owner and self.location.txns:
             # A new table's shard has no record yet; only the database knows of it.
             txns = self._machine(ShardId(self.location.txns))
-            seen = txns.refresh(timeout=deadline.remaining())
-            found = txns.run(
-                lambda s: next(iter(s.tables.prefix((str(self.id),))), None),
-                state=seen,
-                timeout=deadline.remaining(),
-            )
+            seen = txns.look(deadline)
+            found = seen.ask(lambda s: next(iter(s.tables.prefix((str(self.id),))), None))
             owner = found is not None
         if owner:
             raise UsageError(
@@ -162,7 +156,7 @@ class Shard:
         new = new_schema(schema, key_columns(schema) if row_keys is None else row_keys)
         version = TableVersion(self.id, 1, "", 0, None, 0, "rows", new.to_bytes(), new.row_keys)
         # Of several that say so at once, one is first.
-        found: TableVersion = self.machine.submit(Describe(version), timeout=deadline.remaining())
+        found: TableVersion = self.machine.submit(Describe(version), deadline)
         return found
 
     def _check_same(self, schema: pa.Schema, row_keys: Sequence[str] | str | None) -> None:
@@ -195,7 +189,7 @@ class Shard:
         if self.location.read_only or self.is_of_database:
             return
         try:
-            self._lookout.look(self.machine, timeout=deadline.remaining())
+            self._lookout.look(self.machine, deadline)
         except StrandlineError as error:
             _log.warning("no look at the sessions of shard %s: %s", self.id, error)
 
@@ -224,19 +218,19 @@ class Shard:
         with self._lock:
             self._users += 1
 
-    def let_go(self, *, timeout: float) -> None:
+    def let_go(self, deadline: Deadline) -> None:
         """One handle less: after the last one the session ends."""
         with self._lock:
             self._users -= 1
             last = self._users == 0
         if last:
-            self.close(timeout=timeout)
+            self.close(deadline)
 
-    def close(self, *, timeout: float) -> None:
+    def close(self, deadline: Deadline | None = None) -> None:
         """Ends the session, if there is one, and lets go of files. The location stays open."""
         self.closed = True
         self.pulse.close()
-        self.machine.close(timeout=timeout)
+        self.machine.close(deadline)
         self.reader.close()
 
 

@@ -18,10 +18,10 @@ from strandline.settings import Settings
 from strandline.shard.alone.batches import sealed, unsealed
 from strandline.shard.alone.changes import updates_of
 from strandline.shard.alone.shard import Shard
+from strandline.shard.look import Look
 from strandline.shard.missing import state_without
 from strandline.state.model import FORMAT, Interval, Reference
 from strandline.state.plan import plan_read
-from strandline.state.replay import State
 
 __all__ = ["SnapshotSplit", "read_split", "rows_in", "splits_of"]
 
@@ -94,15 +94,16 @@ def read_split(
     if not isinstance(given, SnapshotSplit):
         raise UsageError(f"split={given!r:.200}: pass one that ReadHandle.snapshot returned")
     shard = Shard(location, split.shard, settings, env)
-    shard.describe_from(shard.deadline(timeout))
+    deadline = shard.deadline(timeout)
+    shard.describe_from(deadline)
     arrow = schema_of(shard)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            for table in rows_in(shard, split.as_of, split.interval, timeout):
+            for table in rows_in(shard, split.as_of, split.interval, deadline):
                 yield from table.to_batches()
         finally:
-            shard.close(timeout=shard.settings.timeout_seconds)
+            shard.close()
 
     return pa.RecordBatchReader.from_batches(arrow, batches())
 
@@ -120,31 +121,31 @@ def _plain(arrow: pa.Schema) -> pa.Schema:
 
 
 def splits_of(
-    shard: Shard, state: State, as_of: int, count: int, deadline: Deadline
+    shard: Shard, look: Look, as_of: int, count: int, deadline: Deadline
 ) -> list[SnapshotSplit]:
     """Exactly `count` splits of about as many stored bytes each; some are empty if need be."""
     cuts: Sequence[bytes] = ()
     if count > 1:
-        cuts = _planned(shard, state, deadline, lambda s: _cuts(shard, s, as_of, count, deadline))
+        cuts = _planned(
+            shard, look, deadline, lambda now: _cuts(shard, now, as_of, count, deadline)
+        )
     bounds: list[bytes | None] = [b"", *cuts, None]
     splits = [SnapshotSplit(shard.id, as_of, a or b"", b) for a, b in pairwise(bounds)]
     empty = SnapshotSplit(shard.id, as_of, b"", b"")
     return splits + [empty] * (count - len(splits))
 
 
-def _planned(shard: Shard, state: State, deadline: Deadline, plan: Callable[[State], A]) -> A:
+def _planned(shard: Shard, look: Look, deadline: Deadline, plan: Callable[[Look], A]) -> A:
     """What `plan`, which looks into parts, makes of a state, or of a newer one if they are gone."""
     while True:
         try:
-            return plan(state)
+            return plan(look)
         except BlobMissing as error:
-            state = state_without(shard.machine, error, deadline)
+            look = state_without(shard.machine, error, deadline)
 
 
-def _cuts(shard: Shard, state: State, as_of: int, count: int, deadline: Deadline) -> list[bytes]:
-    tasks = shard.machine.run(
-        lambda s: plan_read(s, (), None, as_of), state=state, timeout=deadline.remaining()
-    )
+def _cuts(shard: Shard, look: Look, as_of: int, count: int, deadline: Deadline) -> list[bytes]:
+    tasks = look.ask(lambda s: plan_read(s, (), None, as_of))
     found = [r for task in tasks for r in task.references]
     total = sum(r.part.size for r in found)
     least = total // (count * _SMALL)
@@ -153,7 +154,7 @@ def _cuts(shard: Shard, state: State, as_of: int, count: int, deadline: Deadline
         part = reference.part
         if part.size <= least:
             return [(reference.place.lower, part.size)]
-        opened = shard.reader.opened(part, timeout=deadline.remaining())
+        opened = shard.reader.opened(part, deadline)
         groups = opened.groups_in(reference.place)
         each = part.size / max(1, len(opened.separators))
         return [(max(opened.separators[g], reference.place.lower), each) for g in groups]
@@ -183,16 +184,17 @@ class _Piece:
     """Stored rows, at most."""
 
 
-def rows_in(
-    shard: Shard, as_of: int, interval: Interval, timeout: float | None
-) -> Iterator[pa.Table]:
-    """The rows of an interval of keys as of a time, with `__diff`, by key, in bounded memory."""
-    deadline = shard.deadline(timeout)
-    state = shard.machine.refresh(timeout=deadline.remaining())
-    pieces = _pieces(shard, state, as_of, interval, deadline)
+def rows_in(shard: Shard, as_of: int, interval: Interval, deadline: Deadline) -> Iterator[pa.Table]:
+    """The rows of an interval of keys as of a time, with `__diff`, by key, in bounded memory.
+
+    Each step has the whole of `deadline`.
+    """
+    deadline = deadline.again()
+    look = shard.machine.look(deadline)
+    pieces = _pieces(shard, look, as_of, interval, deadline)
 
     def read(piece: _Piece) -> Iterator[pa.Table]:
-        found = _read(shard, piece, as_of, timeout)
+        found = _read(shard, piece, as_of, deadline)
         # One of so many rows under a few keys that it cannot be cut is not made beforehand.
         return found if piece.rows > 4 * _PIECE_ROWS else iter(list(found))
 
@@ -200,17 +202,17 @@ def rows_in(
         yield from tables
 
 
-def _read(shard: Shard, piece: _Piece, as_of: int, timeout: float | None) -> Iterator[pa.Table]:
+def _read(shard: Shard, piece: _Piece, as_of: int, deadline: Deadline) -> Iterator[pa.Table]:
     """The rows of one piece; where an object was replaced meanwhile, as they are stored now."""
-    rows = _consolidated(shard, piece, as_of, shard.deadline(timeout))
+    rows = _consolidated(shard, piece, as_of, deadline.again())
     try:
         first = next(rows, None)
     except BlobMissing as error:
         # Nothing came out yet: a piece is taken in whole before.
-        deadline = shard.deadline(timeout)
-        state = state_without(shard.machine, error, deadline)
-        for again in _pieces(shard, state, as_of, piece.interval, deadline):
-            yield from _read(shard, again, as_of, timeout)
+        now = deadline.again()
+        look = state_without(shard.machine, error, now)
+        for again in _pieces(shard, look, as_of, piece.interval, now):
+            yield from _read(shard, again, as_of, deadline)
         return
     if first is not None:
         yield first
@@ -218,27 +220,23 @@ def _read(shard: Shard, piece: _Piece, as_of: int, timeout: float | None) -> Ite
 
 
 def _pieces(
-    shard: Shard, state: State, as_of: int, interval: Interval, deadline: Deadline
+    shard: Shard, look: Look, as_of: int, interval: Interval, deadline: Deadline
 ) -> list[_Piece]:
-    def plan(current: State) -> list[_Piece]:
+    def plan(current: Look) -> list[_Piece]:
         check_readable(current, as_of, shard.id)
-        tasks = shard.machine.run(
-            lambda s: plan_read(s, (), [interval], as_of),
-            state=current,
-            timeout=deadline.remaining(),
-        )
+        tasks = current.ask(lambda s: plan_read(s, (), [interval], as_of))
         pieces: list[_Piece] = []
         for task in tasks:
             for inside in task.own(task.intervals):
                 pieces += _cut(shard, task.references, inside, deadline)
         return pieces
 
-    return _planned(shard, state, deadline, plan)
+    return _planned(shard, look, deadline, plan)
 
 
-def check_readable(state: State, as_of: int, shard: str) -> None:
+def check_readable(look: Look, as_of: int, shard: str) -> None:
     """AsOfTooOld if the shard does not tell any more what there was at that time."""
-    since = state.meta.since
+    since = look.meta.since
     if since is None or as_of < since:
         reached = "the empty frontier: nothing can be read any more" if since is None else since
         raise AsOfTooOld(
@@ -259,7 +257,7 @@ def _cut(
         return
     steps: list[tuple[bytes, int]] = []
     for reference, place in near:
-        opened = shard.reader.opened(reference.part, timeout=deadline.remaining())
+        opened = shard.reader.opened(reference.part, deadline)
         count = opened.rows_of([0])
         steps += [(opened.separators[g], count) for g in opened.groups_in(place)]
     begin, gathered = interval.lower, 0
@@ -294,7 +292,7 @@ def _consolidated(
                 schema,
                 columns=columns,
                 intervals=[place],
-                timeout=deadline.remaining(),
+                deadline=deadline,
             ):
                 for found in updates_of(batch, reference, timed, -1, as_of):
                     yield found.drop_columns([TIME])

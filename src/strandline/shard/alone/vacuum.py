@@ -57,7 +57,7 @@ def vacuum_shard(
     try:
         delay = int(delay_seconds * 1_000_000)
         if not dry_run:
-            shard.machine.refresh(timeout=deadline.remaining())
+            shard.machine.look(deadline)
             shard.look_out(deadline)
             _clear(shard, deadline)
         vacuum = Vacuum(shard.machine, location, shard.env, delay_micros=delay, deadline=deadline)
@@ -75,7 +75,7 @@ def vacuum_shard(
         )
         return replace(done, swept=swept)
     finally:
-        shard.close(timeout=shard.settings.timeout_seconds)
+        shard.close()
 
 
 def _swept(shard: Shard, delay_micros: int, deadline: Deadline, *, dry_run: bool) -> Sweep | None:
@@ -100,13 +100,13 @@ def _swept(shard: Shard, delay_micros: int, deadline: Deadline, *, dry_run: bool
 
 def _clear(shard: Shard, deadline: Deadline) -> None:
     """Lets go of the parts of a shard that is over; nothing where it is not."""
-    state = shard.machine.refresh(timeout=deadline.remaining())
-    if state.meta.upper is not None or state.meta.since is not None:
+    look = shard.machine.look(deadline)
+    if look.meta.upper is not None or look.meta.since is not None:
         return
-    keys = shard.machine.run(_needless, state=state, timeout=deadline.remaining())
+    keys = look.ask(_needless)
     for start in range(0, len(keys), _CLEARED):
         command = Clear(tuple(keys[start : start + _CLEARED]))
-        shard.machine.submit(command, timeout=deadline.remaining())
+        shard.machine.submit(command, deadline)
 
 
 def _needless(state: State) -> list[Key]:

@@ -87,7 +87,7 @@ class WriteHandle(Closing):
     def fetch_upper(self, *, timeout: float | None = None) -> int | None:
         """The shard's upper: one request."""
         deadline = self._deadline(timeout)
-        return self._shard.machine.refresh(timeout=deadline.remaining()).meta.upper
+        return self._shard.machine.look(deadline).meta.upper
 
     def compare_and_append(
         self,
@@ -161,9 +161,7 @@ class WriteHandle(Closing):
         """Moves upper to at least `new_upper`: no more updates come before it. Returns upper."""
         deadline = self._deadline(timeout)
         new_upper = check_bound(new_upper, "new_upper")
-        upper: int | None = self._shard.machine.submit(
-            AdvanceUpper(new_upper), timeout=deadline.remaining()
-        )
+        upper: int | None = self._shard.machine.submit(AdvanceUpper(new_upper), deadline)
         self._appended(new_upper)
         return upper
 
@@ -174,12 +172,12 @@ class WriteHandle(Closing):
         """
         deadline = self._deadline(timeout)
         machine = self._shard.machine
-        if machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
+        if machine.look(deadline).meta.upper is not None:
             try:
-                machine.submit(Append(0, None, replicated=True), timeout=deadline.remaining())
+                machine.submit(Append(0, None, replicated=True), deadline)
             except UsageError:
                 # Another was first: what was asked for is done.
-                if machine.refresh(timeout=deadline.remaining()).meta.upper is not None:
+                if machine.look(deadline).meta.upper is not None:
                     raise
         self._mine = None
 
@@ -218,7 +216,7 @@ class WriteHandle(Closing):
         if self._release is not None:
             self._release()
         self._end_refused(deadline)
-        self._shard.let_go(timeout=deadline.remaining())
+        self._shard.let_go(deadline)
         self._clear(deadline)
 
     close = expire
@@ -259,9 +257,7 @@ class WriteHandle(Closing):
                 raise
         mine = () if isinstance(updates, Batch) else parts
         try:
-            result: AppendResult = self._shard.machine.submit(
-                command(parts), timeout=deadline.remaining()
-            )
+            result: AppendResult = self._shard.machine.submit(command(parts), deadline)
         except StrandlineError as error:
             if mine and _is_refused(error):
                 self._drop(mine)
@@ -285,7 +281,7 @@ class WriteHandle(Closing):
             waits = any(count >= machine.records_written for count in self._refused_parts.values())
         if waits:
             try:
-                machine.submit(Heartbeat(), timeout=deadline.remaining())
+                machine.submit(Heartbeat(), deadline)
             except StrandlineError as error:
                 _log.warning("parts of refused appends are left to a sweep: %s", error)
 
@@ -312,7 +308,7 @@ class WriteHandle(Closing):
                 # only once that is settled. That is not enough where its token was found: it may
                 # have been this very append that committed it; nor in a clone of the process, which
                 # may append the same parts. So they have to be missing in the state that decided.
-                named = machine.run(partial(_named, keys), timeout=deadline.remaining())
+                named = machine.ask(partial(_named, keys), deadline)
                 gone = self._shard.env.parallel(partial(self._gone, named, deadline), keys)
         except StrandlineError as error:
             _log.warning("parts of refused appends are deleted later: %s", error)
@@ -348,13 +344,11 @@ class WriteHandle(Closing):
         machine = self._shard.machine
         if self._shard.location.read_only:
             return None  # said by `submit`
-        state = machine.refresh(timeout=deadline.remaining())
+        look = machine.look(deadline)
         nobody = Author("", first=True)
-        decision = machine.run(
-            lambda s: decide(s, bare, nobody), state=state, timeout=deadline.remaining()
-        )
+        decision = look.ask(lambda s: decide(s, bare, nobody))
         result: AppendResult = decision.result
-        if not result.repeated and not _is_there(bare, state.meta.upper):
+        if not result.repeated and not _is_there(bare, look.meta.upper):
             return None
         self._appended(bare.new_upper)
         return result

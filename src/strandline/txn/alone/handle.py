@@ -33,12 +33,12 @@ from strandline.parts.schema import DIFF, TIME
 from strandline.settings import Settings
 from strandline.shard.alone.shard import Shard, check_place
 from strandline.shard.alone.updates import check_time, updates_from
+from strandline.shard.look import Look
 from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Commit, CommitResult, CompactTxns, Write
 from strandline.state.model import Batch
 from strandline.state.pages import TOP
 from strandline.state.plan import leaf_bounds
-from strandline.state.replay import State
 from strandline.txn.alone.registering import forget_shard, register_shard
 from strandline.txn.alone.snapshots import snapshot
 from strandline.txn.alone.store import LoneStore
@@ -81,7 +81,7 @@ class TxnsHandle(Closing):
         try:
             store.open(init_time, deadline)
         except BaseException:
-            store.close(timeout=deadline.remaining())
+            store.close(deadline)
             raise
         return cls(store)
 
@@ -107,7 +107,7 @@ class TxnsHandle(Closing):
 
     def fetch_upper(self, *, timeout: float | None = None) -> int:
         """Upper, and since, anew: one request."""
-        self._refresh(self._deadline(timeout))
+        self._store.txns.look(self._deadline(timeout))
         return self.upper
 
     # --- shards
@@ -145,7 +145,7 @@ class TxnsHandle(Closing):
         deadline = self._deadline(timeout)
         if as_of is not None:
             as_of = check_time(as_of, "as_of")
-        state = self._refresh(deadline) if as_of is None else self._known(as_of, deadline)
+        state = self._store.txns.look(deadline) if as_of is None else self._known(as_of, deadline)
         versions = self._store.txns.tables(state, as_of)
         return tuple(sorted(version.table for version in versions))
 
@@ -165,7 +165,7 @@ class TxnsHandle(Closing):
         """
         time = check_time(time, "time")
         deadline = self._writing(timeout)
-        state = self._refresh(deadline)
+        state = self._store.txns.look(deadline)
         return self._store.apply(self._store.unapplied(state, time), time, deadline)
 
     def tidy(self, *, timeout: float | None = None) -> int:
@@ -196,12 +196,10 @@ class TxnsHandle(Closing):
         time = check_time(time, "time")
         deadline = self._writing(timeout)
         self._store.tidy(deadline)
-        self._store.look_out(self.registered(), timeout=deadline.remaining())
+        self._store.look_out(self.registered(), deadline)
         more = True
         while more:
-            since, more = self._store.txns.machine.submit(
-                CompactTxns(time), timeout=deadline.remaining()
-            )
+            since, more = self._store.txns.machine.submit(CompactTxns(time), deadline)
         return int(since)
 
     # --- reading
@@ -233,10 +231,8 @@ class TxnsHandle(Closing):
         deadline = self._deadline(timeout)
         parse_id(shard_id, "s")
         at_or_before = check_time(at_or_before, "at_or_before")
-        state = self._known(at_or_before, deadline)
-        found = self._store.txns.machine.run(
-            lambda s: s.entries.floor((shard_id, at_or_before, TOP)), state=state
-        )
+        look = self._known(at_or_before, deadline)
+        found = look.ask(lambda s: s.entries.floor((shard_id, at_or_before, TOP)))
         return None if found is None or found[0][0] != shard_id else int(found[0][1])
 
     # --- the end
@@ -247,7 +243,7 @@ class TxnsHandle(Closing):
         """
         deadline = _deadline(self._store, timeout)
         if not self._store.closed:
-            self._store.close(timeout=deadline.remaining())
+            self._store.close(deadline)
 
     # --- how
 
@@ -268,20 +264,17 @@ class TxnsHandle(Closing):
     def _to_write(self, timeout: float | None) -> tuple[LoneStore, Deadline]:
         return self._store, self._writing(timeout)
 
-    def _refresh(self, deadline: Deadline) -> State:
-        return self._store.txns.refresh(timeout=deadline.remaining())
-
-    def _known(self, time: int, deadline: Deadline) -> State:
-        """A state that answers exactly what is asked about that time."""
+    def _known(self, time: int, deadline: Deadline) -> Look:
+        """A look that answers exactly what is asked about that time."""
         time = check_time(time, "time")
-        state = self._store.settled(time, deadline)
-        since = state.meta.since
+        look = self._store.settled(time, deadline)
+        since = look.meta.since
         if since is None or time < since:
             raise AsOfTooOld(
                 f"what txns shard {self.txns_id} did at {time} is not known any more: its since is "
                 f"{since}; ask for that time or a later one"
             )
-        return state
+        return look
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,9 +437,9 @@ class Txn(Closing):
             self._build(store, deadline)
             parts = any(write.batch.parts for write in self._writes)
             if self._begun is None:
-                self._begun = store.txns.refresh(timeout=deadline.remaining()).meta.upper or 0
+                self._begun = store.txns.look(deadline).meta.upper or 0
             if parts:
-                store.txns.machine.hand_over(timeout=deadline.remaining())
+                store.txns.machine.hand_over(deadline)
         data = encode_txn(self.txns_id, self._ids, self._begun or 0, self._writes)
         self._end("it was made bytes for another process; commit it there")
         return data
@@ -508,8 +501,8 @@ class Txn(Closing):
             begun=begun,
         )
         try:
-            store.before_commit(self.shards, timeout=deadline.remaining())
-            return store.txns.commit_at(command, operation="commit", timeout=deadline.remaining())
+            store.before_commit(self.shards, deadline)
+            return store.txns.commit_at(command, operation="commit", deadline=deadline)
         except (Conflict, UsageError):
             raise
         except Fenced:
@@ -589,7 +582,7 @@ class Txn(Closing):
             if self._release is None:
                 self._release = store.pulse.hold(machine)
                 weakref.finalize(self, self._release)
-            return machine.live_session(timeout=deadline.remaining())
+            return machine.live_session(deadline)
 
         return build_batch(
             pa.RecordBatchReader.from_batches(arrow, rows),
@@ -599,9 +592,9 @@ class Txn(Closing):
             identity=lambda: shard.identity(session()),
             settings=settings,
             env=store.env,
-            timeout=deadline.remaining(),
+            deadline=deadline,
             diff=True,
-            cuts=lambda: shard.machine.run(leaf_bounds, timeout=deadline.remaining()),
+            cuts=lambda: shard.machine.ask(leaf_bounds, deadline),
         )
 
 

@@ -45,12 +45,12 @@ def _register(store: LoneStore, shard: Shard, time: int, deadline: Deadline) -> 
         return
     # Before it is joined, because its writers have to wait from then on.
     _check_time(store, shard, store.txns.machine.state.meta.upper, time)
-    upper = shard.machine.refresh(timeout=deadline.remaining()).meta.upper
+    upper = shard.machine.look(deadline).meta.upper
     _check_time(store, shard, upper, time)
     over = 0 if newest is None else newest.version
-    joined: JoinResult = shard.machine.submit(Join(store.owner, over), timeout=deadline.remaining())
+    joined: JoinResult = shard.machine.submit(Join(store.owner, over), deadline)
     _check_time(store, shard, joined.upper, time)
-    description = shard.machine.run(lambda s: s.tables.get((str(shard.id), 1)))
+    description = shard.machine.ask(lambda s: s.tables.get((str(shard.id), 1)))
     if description is None:
         raise AssertionError("a shard that is open and not described")
     version = replace(description, version=joined.number, name=str(shard.id))
@@ -99,20 +99,16 @@ def _forget(store: LoneStore, shard_id: str, time: int, deadline: Deadline) -> N
 def _give_back(store: LoneStore, shard_id: str, deadline: Deadline) -> None:
     """Gives a shard back to its writers if it is joined and not registered."""
     machine = store.data(shard_id)
-    meta = machine.refresh(timeout=deadline.remaining()).meta
+    meta = machine.look(deadline).meta
     if meta.owner != store.owner:
         return
-    spent = store.txns.machine.submit(Withdraw(shard_id, meta.joins), timeout=deadline.remaining())
+    spent = store.txns.machine.submit(Withdraw(shard_id, meta.joins), deadline)
     newest = _newest(store, shard_id, deadline)
     if not spent or newest is None or newest.version != meta.joins:
         return  # it is registered, or was joined anew meanwhile
-    machine.submit(
-        Leave(store.owner, meta.joins, newest.valid_until or 0), timeout=deadline.remaining()
-    )
+    machine.submit(Leave(store.owner, meta.joins, newest.valid_until or 0), deadline)
 
 
 def _newest(store: LoneStore, shard_id: str, deadline: Deadline) -> TableVersion | None:
-    state = store.txns.refresh(timeout=deadline.remaining())
-    return store.txns.machine.run(
-        lambda s: newest_version(s, shard_id), state=state, timeout=deadline.remaining()
-    )
+    look = store.txns.look(deadline)
+    return look.ask(lambda s: newest_version(s, shard_id))

@@ -20,9 +20,9 @@ from strandline.parts.rows.consolidate import consolidated_stream
 from strandline.parts.schema import DIFF
 from strandline.shard.alone.shard import Shard
 from strandline.shard.alone.snapshots import check_readable, rows_in, schema_of
+from strandline.shard.look import Look
 from strandline.state.model import EVERYTHING, Entry
 from strandline.state.registering import newest_version
-from strandline.state.replay import State
 from strandline.txn.alone.store import LoneStore
 
 __all__ = ["snapshot"]
@@ -42,14 +42,13 @@ def snapshot(
 ) -> pa.RecordBatchReader:
     """The shard's rows as of that time, each once, with `__diff`, by key; in bounded memory."""
     deadline = Deadline.of(store.env, timeout, store.settings.timeout_seconds)
-    seconds = deadline.seconds
     parse_id(shard_id, "s")
     # Asked for now, so that it is refused now.
     first = _look(store, shard_id, as_of, deadline)
     shard = store.shard(shard_id, deadline)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for table in _rows(store, shard, as_of, first, seconds):
+        for table in _rows(store, shard, as_of, first, deadline):
             store.check_open()
             yield from table.to_batches()
 
@@ -63,33 +62,32 @@ def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _V
         # SUBTLE ◆: the txns shard first, then the shard. An entry that was tidied before the first
         # look was applied before the second. And it is not a state that is known from earlier:
         # before it was registered the shard had other writers, whose appends are in no entry.
-        state = store.txns.refresh(timeout=deadline.remaining())
-        data = store.data(shard_id).refresh(timeout=deadline.remaining())
-        store.check_committed(shard_id, data, timeout=deadline.remaining())
-        view = _view(store, shard_id, as_of, state, data)
+        look = store.txns.look(deadline)
+        data = store.data(shard_id).look(deadline)
+        store.check_committed(shard_id, data, deadline)
+        view = _view(store, shard_id, as_of, look, data)
         if view is not None:
             return view
         if deadline.remaining() <= 0:
             raise DeadlineExceeded(
                 f"shard {shard_id} is not known as of {as_of} in time: the upper of txns shard "
-                f"{store.owner} is {state.meta.upper}, and its own is {data.meta.upper}; read at "
+                f"{store.owner} is {look.meta.upper}, and its own is {data.meta.upper}; read at "
                 "an earlier time, or wait longer with timeout=",
                 may_have_happened=False,
             )
         store.env.sleep(min(next(delays), deadline.remaining()))
 
 
-def _view(store: LoneStore, shard_id: str, as_of: int, state: State, data: State) -> _View | None:
-    """By these states of the txns shard and of the shard; None if they do not know that time."""
-    run = store.txns.machine.run
-    newest = run(lambda s: newest_version(s, shard_id), state=state)
+def _view(store: LoneStore, shard_id: str, as_of: int, look: Look, data: Look) -> _View | None:
+    """By these looks at the txns shard and of the shard; None if they do not know that time."""
+    newest = look.ask(lambda s: newest_version(s, shard_id))
     if newest is None:
         raise UsageError(
             f"shard {shard_id} was never registered with txns shard {store.owner}; register it, or "
             "read it with strandline.shard.open_shard"
         )
     upper = data.meta.upper
-    progress = run(lambda s: s.tidied.get((shard_id,)), state=state)
+    progress = look.ask(lambda s: s.tidied.get((shard_id,)))
     if progress is not None and upper is not None and upper <= progress.tidied_through:
         raise Corruption(
             f"shard {shard_id} is at {upper}, but commits through {progress.tidied_through} were "
@@ -99,10 +97,10 @@ def _view(store: LoneStore, shard_id: str, as_of: int, state: State, data: State
     check_readable(data, as_of, shard_id)
     if upper is None or as_of < upper:
         return _View(as_of, ())
-    known = state.meta.upper or 0
+    known = look.meta.upper or 0
     if as_of >= (known if newest.valid_until is None else min(known, newest.valid_until)):
         return None
-    entries = store.txns.overlay(state, shard_id, upper, as_of)
+    entries = store.txns.overlay(look, shard_id, upper, as_of)
     if not entries:
         return _View(as_of, ())
     # SUBTLE: as of just before the upper of this state, whatever is applied by the time the rows
@@ -111,16 +109,16 @@ def _view(store: LoneStore, shard_id: str, as_of: int, state: State, data: State
 
 
 def _rows(
-    store: LoneStore, shard: Shard, as_of: int, view: _View, seconds: float
+    store: LoneStore, shard: Shard, as_of: int, view: _View, deadline: Deadline
 ) -> Iterator[pa.Table]:
     while True:
-        rows = _of_view(store, shard, view, seconds)
+        rows = _of_view(store, shard, view, deadline)
         try:
             first = next(rows, None)
         except (AsOfTooOld, BlobMissing) as error:
             # Nothing came out yet. What was an entry was applied, and then compacted, meanwhile.
-            before, deadline = view, Deadline(store.env, seconds)
-            view = _look(store, shard.id, as_of, deadline)
+            before = view
+            view = _look(store, shard.id, as_of, deadline.again())
             if view != before:
                 continue
             if isinstance(error, BlobMissing):
@@ -136,13 +134,13 @@ def _rows(
         return
 
 
-def _of_view(store: LoneStore, shard: Shard, view: _View, seconds: float) -> Iterator[pa.Table]:
+def _of_view(store: LoneStore, shard: Shard, view: _View, deadline: Deadline) -> Iterator[pa.Table]:
     if not view.entries:
-        yield from rows_in(shard, view.applied, EVERYTHING, seconds)
+        yield from rows_in(shard, view.applied, EVERYTHING, deadline)
         return
     arrow = schema_of(shard)
     rows = consolidated_stream(
-        _updates(shard, view, arrow, seconds),
+        _updates(shard, view, arrow, deadline),
         arrow,
         shard.schema.keys,
         memory_bytes=store.settings.sort_memory_bytes,
@@ -154,10 +152,10 @@ def _of_view(store: LoneStore, shard: Shard, view: _View, seconds: float) -> Ite
 
 
 def _updates(
-    shard: Shard, view: _View, arrow: pa.Schema, seconds: float
+    shard: Shard, view: _View, arrow: pa.Schema, deadline: Deadline
 ) -> Iterator[pa.RecordBatch]:
     if view.applied >= 0:
-        for table in rows_in(shard, view.applied, EVERYTHING, seconds):
+        for table in rows_in(shard, view.applied, EVERYTHING, deadline):
             yield from table.to_batches()
     for entry in view.entries:
         if entry.batch.inline:
@@ -165,7 +163,10 @@ def _updates(
                 yield _with_diff(batch, arrow)
         for part in entry.batch.parts:
             columns = [*shard.schema.arrow.names, DIFF]
-            for batch in shard.reader.batches(part, shard.schema, columns=columns, timeout=seconds):
+            found = shard.reader.batches(
+                part, shard.schema, columns=columns, deadline=deadline.again()
+            )
+            for batch in found:
                 yield _with_diff(batch, arrow)
 
 

@@ -12,6 +12,7 @@ from strandline.ids import DatabaseId, ShardId, new_session_id, parse_id
 from strandline.location import Location
 from strandline.settings import Settings
 from strandline.shard.alone.shard import Shard
+from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.commands import Commit, CommitResult, InitTxns, TableChange
 from strandline.state.model import Key, Meta
@@ -49,8 +50,8 @@ class LoneStore(Store):
 
     def open(self, init_time: int, deadline: Deadline) -> None:
         """Makes the shard a txns shard if it is new. UsageError if it is something else."""
-        state = self.txns.refresh(timeout=deadline.remaining())
-        if state.meta.origin == "commits":
+        look = self.txns.look(deadline)
+        if look.meta.origin == "commits":
             return
         if self.location.txns == self.owner:
             raise UsageError(
@@ -62,15 +63,15 @@ class LoneStore(Store):
                 f"there is no txns shard {self.owner} at {self.location.url}; open the location "
                 "for writing to make it"
             )
-        self.txns.machine.submit(InitTxns(init_time), timeout=deadline.remaining())
+        self.txns.machine.submit(InitTxns(init_time), deadline)
 
-    def close(self, *, timeout: float) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Ends the sessions that were opened. The location stays open."""
         self.closed = True
         self.pulse.close()
         try:
             for machine in self.machines():
-                machine.close(timeout=timeout)
+                machine.close(deadline)
         finally:
             for shard in self._shards.values():
                 shard.reader.close()
@@ -88,8 +89,8 @@ class LoneStore(Store):
         if found is not None:
             return found
         machine = self.data(shard_id)
-        state = machine.refresh(timeout=deadline.remaining())
-        if not state.seqno:
+        look = machine.look(deadline)
+        if not look.seqno:
             raise UsageError(
                 f"there is no shard {shard_id} at {self.location.url}; make it with "
                 "strandline.shard.open_shard(location, shard_id, schema=...)"
@@ -102,10 +103,10 @@ class LoneStore(Store):
     def is_registered(self, shard_id: str, deadline: Deadline) -> bool:
         """Whether it is now. No request if this process knows that it was."""
         machine = self.txns.machine
-        if machine.run(lambda s: current_table(s, shard_id)) is not None:
+        if machine.ask(lambda s: current_table(s, shard_id)) is not None:
             return True
-        state = self.txns.refresh(timeout=deadline.remaining())
-        return machine.run(lambda s: current_table(s, shard_id), state=state) is not None
+        look = self.txns.look(deadline)
+        return look.ask(lambda s: current_table(s, shard_id)) is not None
 
     def _is_ahead(self, state: State, table: str, meta: Meta) -> bool:
         newest = newest_version(state, table)
@@ -123,14 +124,14 @@ class LoneStore(Store):
 
     # --- times
 
-    def settled(self, time: int, deadline: Deadline) -> State:
-        """A state of the txns shard whose upper is beyond that time; waits for it."""
+    def settled(self, time: int, deadline: Deadline) -> Look:
+        """A look at the txns shard whose upper is beyond that time; waits for it."""
         delays = iter(retry_delays(self.env, first_seconds=0.005, most_seconds=0.25))
         while True:
-            state = self.txns.refresh(timeout=deadline.remaining())
-            upper = state.meta.upper
+            look = self.txns.look(deadline)
+            upper = look.meta.upper
             if upper is None or time < upper:
-                return state
+                return look
             if deadline.remaining() <= 0:
                 raise DeadlineExceeded(
                     f"what txns shard {self.owner} commits at {time} is not known in time: its "
@@ -145,19 +146,18 @@ class LoneStore(Store):
     ) -> CommitResult:
         """A commit without writes, at exactly that time."""
         command = Commit(0, changes=tuple(changes), at=time)
-        return self.txns.commit_at(command, operation=operation, timeout=deadline.remaining())
+        return self.txns.commit_at(command, operation=operation, deadline=deadline)
 
     # --- what is committed and not applied
 
-    def unapplied(self, state: State, through: int | None = None) -> list[str]:
+    def unapplied(self, look: Look, through: int | None = None) -> list[str]:
         """The shards with entries, at times up to that one, that are not known to be applied."""
-        found = self.txns.machine.run(
+        found = look.ask(
             lambda s: dict.fromkeys(
                 entry.table
                 for _, entry in s.entries.range()
                 if entry.batch.rows and (through is None or entry.time <= through)
-            ),
-            state=state,
+            )
         )
         return list(found)
 
@@ -165,8 +165,7 @@ class LoneStore(Store):
         """Applies what is committed to these shards at times up to that one; how many commits."""
 
         def moved(shard: str) -> int:
-            timeout = deadline.remaining()
-            return apply_table(self, shard, timeout=timeout, through=through).commits
+            return apply_table(self, shard, deadline, through=through).commits
 
         return sum(self.env.parallel(moved, shards))
 
@@ -175,16 +174,15 @@ class LoneStore(Store):
         # SUBTLE ◆: the txns shard first, then each data shard. An entry below the upper of its
         # shard is applied: while the shard is registered only applies move that, whole times at
         # once, and before it was registered it was not beyond the time of that.
-        state = self.txns.refresh(timeout=deadline.remaining())
-        for shard in self.unapplied(state) if shards is None else shards:
-            data = self.data(shard).refresh(timeout=deadline.remaining())
-            self.check_committed(shard, data, timeout=deadline.remaining())
-            self.txns.to_be_tidied(self._applied(state, shard, data.meta.upper))
-        return self.txns.tidy(timeout=deadline.remaining())
+        look = self.txns.look(deadline)
+        for shard in self.unapplied(look) if shards is None else shards:
+            data = self.data(shard).look(deadline)
+            self.check_committed(shard, data, deadline)
+            self.txns.to_be_tidied(self._applied(look, shard, data.meta.upper))
+        return self.txns.tidy(deadline)
 
-    def _applied(self, state: State, shard: str, upper: int | None) -> list[Key]:
+    def _applied(self, look: Look, shard: str, upper: int | None) -> list[Key]:
         end: Key = (shard, TOP if upper is None else upper)
-        return self.txns.machine.run(
-            lambda s: [k for k, entry in s.entries.range((shard,), end) if entry.batch.rows],
-            state=state,
+        return look.ask(
+            lambda s: [k for k, entry in s.entries.range((shard,), end) if entry.batch.rows]
         )

@@ -18,6 +18,7 @@ from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import DIFF, TableSchema, new_schema
 from strandline.settings import Settings
 from strandline.state.model import Batch, TableKind
+from tests.support.deadlines import within
 from tests.unit.parts.files.test_part import WHO, Store
 
 ARROW = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -36,7 +37,7 @@ def build(store: Store, data: Any, schema: TableSchema, *, diff: bool = False) -
         identity=lambda: WHO,
         settings=store.settings,
         env=RealEnv(),
-        timeout=60,
+        deadline=within(60),
         diff=diff,
     )
 

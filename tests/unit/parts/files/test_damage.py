@@ -28,6 +28,7 @@ from strandline.parts.keys import KeyRange
 from strandline.parts.schema import TableSchema, new_schema
 from strandline.settings import Settings
 from strandline.state.model import Part
+from tests.support.deadlines import within
 from tests.unit.parts.files.test_part import ENV, SCHEMA, Store, rows
 
 KEY = new_schema(pa.schema([("k", pa.int64())]), "k")
@@ -52,18 +53,18 @@ def paths(
 
     def read(columns: list[str] | None, wanted: KeyRange | None) -> Answer:
         ranges = None if wanted is None else [wanted]
-        found = reader().read(part, schema, columns=columns, ranges=ranges, timeout=60)
+        found = reader().read(part, schema, columns=columns, ranges=ranges, deadline=within(60))
         mask = None if wanted is None else wanted.mask(table, schema)
         expected = table if mask is None else table.filter(mask)
         return found, expected.select(columns or table.column_names)
 
     def batches(columns: list[str]) -> Answer:
-        found = reader().batches(part, schema, columns=columns, timeout=60, rows=10)
+        found = reader().batches(part, schema, columns=columns, deadline=within(60), rows=10)
         expected = table.select(columns)
         return pa.Table.from_batches(list(found), expected.schema), expected
 
     def quantiles() -> Answer:
-        return len(reader().quantiles(part)), min(table.num_rows, 256)
+        return len(reader().quantiles(part, within())), min(table.num_rows, 256)
 
     for name in schema.arrow.names:
         yield f"column {name}", lambda name=name: read([name], None)  # type: ignore[misc]
@@ -135,7 +136,7 @@ def test_intact_parts_in_each_others_places_are_noticed() -> None:
         for part in (mine, theirs):
             with pytest.raises(Corruption) as caught:
                 PartReader(store.blob, store.settings, ENV).read(
-                    part, SCHEMA, columns=None, timeout=60
+                    part, SCHEMA, columns=None, deadline=within(60)
                 )
             assert caught.value.object == part.key
         store.store.objects.update(saved)
@@ -153,7 +154,9 @@ def test_a_reference_that_lies_about_its_part_is_noticed() -> None:
         replace(part, footer_size=0, footer_crc=0),
     ):
         with pytest.raises(Corruption):
-            PartReader(store.blob, store.settings, ENV).read(lie, SCHEMA, columns=None, timeout=60)
+            PartReader(store.blob, store.settings, ENV).read(
+                lie, SCHEMA, columns=None, deadline=within(60)
+            )
 
 
 def test_damage_after_a_part_was_opened_is_noticed() -> None:
@@ -193,7 +196,7 @@ def test_damage_after_a_part_was_opened_is_noticed() -> None:
     for data in (b"", good[:100], good[:50] + bytes(20) + good[70:]):
         store.store.objects[part.key] = (data, 0)
         with pytest.raises(Corruption):
-            store.reader.read(part, SCHEMA, columns=None, timeout=60)
+            store.reader.read(part, SCHEMA, columns=None, deadline=within(60))
     store.store.objects[part.key] = (good, 0)
     assert store.read(part).equals(table)
 
@@ -212,7 +215,7 @@ def test_a_read_that_fails_is_no_damage() -> None:
     for error in (OSError(5, "Input/output error"), LocationError("gone", may_have_happened=True)):
         blob.error = error
         with pytest.raises(LocationError):
-            reader.read(part, SCHEMA, columns=None, timeout=60)
+            reader.read(part, SCHEMA, columns=None, deadline=within(60))
 
 
 # --- the pieces
@@ -299,9 +302,9 @@ def test_what_was_read_does_not_lie_in_memory_that_is_used_again(
         for encoding in (Encoding(compression="none"), Encoding()):
             monkeypatch.setattr(write, "choose_encoding", lambda _, e=encoding: e)
             part = store.write(table)
-            read = store.reader.read(part, SCHEMA, columns=None, timeout=60)
+            read = store.reader.read(part, SCHEMA, columns=None, deadline=within(60))
             key = KeyRange((5,), (5,), closed=True)
-            found = store.reader.read(part, SCHEMA, columns=None, ranges=[key], timeout=60)
+            found = store.reader.read(part, SCHEMA, columns=None, ranges=[key], deadline=within(60))
             assert store.reader._arenas
             for arena in store.reader._arenas:
                 arena.view[:] = b"\xa5" * arena.size
@@ -312,7 +315,7 @@ def test_what_was_read_does_not_lie_in_memory_that_is_used_again(
 def test_a_process_may_end_right_after_a_lookup(tmp_path: Path) -> None:
     code = f"""
 import sys
-from strandline.env import RealEnv
+from strandline.env import Deadline, RealEnv
 from strandline.location.local.blob import FileBlob
 from strandline.parts.keys import KeyRange
 from strandline.parts.files.read import PartReader
@@ -320,10 +323,11 @@ from strandline.settings import Settings
 from tests.unit.parts.files.test_part import SCHEMA, WHO, rows, write_part
 blob = FileBlob({str(tmp_path)!r}, RealEnv())
 key = "w0000000000000000/s0000000000000000/part/p" + sys.argv[1] * 16 + ".parquet"
-part = write_part(blob, key, rows(9_000), SCHEMA, identity=WHO, settings=Settings(), timeout=60)
+soon = Deadline(RealEnv(), 60)
+part = write_part(blob, key, rows(9_000), SCHEMA, identity=WHO, settings=Settings(), deadline=soon)
 key = KeyRange((7,), (7,), closed=True)
 reader = PartReader(blob, Settings(), RealEnv())
-assert reader.read(part, SCHEMA, columns=None, ranges=[key], timeout=60).num_rows == 3
+assert reader.read(part, SCHEMA, columns=None, ranges=[key], deadline=soon).num_rows == 3
 """
     for number in range(5):
         subprocess.run([sys.executable, "-c", code, str(number)], check=True, timeout=300)

@@ -23,6 +23,7 @@ from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME, TableSchema, new
 from strandline.parts.statistics import decode_statistics
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
+from tests.support.deadlines import within
 from tests.unit.parts.strategies import KEYS, key_tuples, keys_schema
 
 ENV = RealEnv()
@@ -66,7 +67,7 @@ class Store:
             schema,
             identity=WHO,
             settings=self.settings,
-            timeout=60,
+            deadline=within(60),
         )
 
     def write_many(
@@ -79,15 +80,17 @@ class Store:
             schema,
             identity=WHO,
             settings=self.settings,
-            timeout=60,
+            deadline=within(60),
             cuts=cuts,
         )
 
     def read(self, part: Part, schema: TableSchema = SCHEMA, **wanted: Any) -> pa.Table:
         columns = wanted.pop("columns", None)
-        table = self.reader.read(part, schema, columns=columns, timeout=60, **wanted)
+        table = self.reader.read(part, schema, columns=columns, deadline=within(60), **wanted)
         batches = list(
-            self.reader.batches(part, schema, columns=columns, timeout=60, rows=14, **wanted)
+            self.reader.batches(
+                part, schema, columns=columns, deadline=within(60), rows=14, **wanted
+            )
         )
         assert pa.Table.from_batches(batches, table.schema).equals(table)
         table.validate(full=True)
@@ -131,7 +134,7 @@ def test_a_part_is_plain_parquet_for_others() -> None:
 def test_a_part_says_what_it_is() -> None:
     store = Store()
     part = store.write(rows(100))
-    about = store.reader.about(part)
+    about = store.reader.about(part, within())
     assert about == {
         "format": 1, "key": part.key, "rows": 100, "group_rows": 7, "kind": "rows",
         "row_keys": ["k"], "sort_keys": ["s"], "schema_version": 1, "distinct": True,
@@ -160,7 +163,7 @@ def test_a_part_of_history_says_so_and_gives_the_ends_of_its_rows() -> None:
     ended = born.append_column(pa.field(END, pa.int64()), pa.array(range(5, 25), pa.int64()))
     part = store.write(ended)
     assert (part.has_end, part.has_diff, part.time_min, part.time_max) == (True, False, 0, 19)
-    assert store.reader.about(part)["history"]
+    assert store.reader.about(part, within())["history"]
     assert store.read(part, columns=[*SCHEMA.arrow.names, TIME, DIFF, END]).equals(ended)
     assert not store.write(born).has_end
     with pytest.raises(ValueError, match="born"):
@@ -249,7 +252,7 @@ def test_a_lookup_touches_one_row_group_and_opens_nothing_again() -> None:
     store.blob = Counting(store.store, ENV)
     store.reader = PartReader(store.blob, SMALL, ENV)
     part = store.write(rows(700))
-    opened = store.reader.opened(part, timeout=60)
+    opened = store.reader.opened(part, deadline=within(60))
     codec = KeyCodec(SCHEMA)
     touched = [
         len(opened.groups_in(KeyRange(key, key, closed=True).interval(codec)))
@@ -260,7 +263,11 @@ def test_a_lookup_touches_one_row_group_and_opens_nothing_again() -> None:
     assert touched.count(2) < 10
     for k in range(10):
         found = store.reader.read(
-            part, SCHEMA, columns=None, ranges=[KeyRange((k,), (k,), closed=True)], timeout=60
+            part,
+            SCHEMA,
+            columns=None,
+            ranges=[KeyRange((k,), (k,), closed=True)],
+            deadline=within(60),
         )
         assert found.column("k").to_pylist() == [k] * 3
     assert store.blob.opened == 1
@@ -270,7 +277,7 @@ def test_a_found_row_does_not_keep_its_row_group_in_memory() -> None:
     store = Store(Settings())
     part = store.write(rows(8_000))
     found = store.reader.read(
-        part, SCHEMA, columns=None, ranges=[KeyRange((7,), (7,), closed=True)], timeout=60
+        part, SCHEMA, columns=None, ranges=[KeyRange((7,), (7,), closed=True)], deadline=within(60)
     )
     assert found.num_rows == 3
     assert found.get_total_buffer_size() < 2_000
@@ -296,7 +303,7 @@ def test_quantiles_are_evenly_spaced_keys_of_the_part(count: int) -> None:
     store = Store(Settings())
     table = pa.table({"k": np.arange(count) * 10}, schema=schema.arrow)
     part = store.write(table.to_batches(max_chunksize=999), schema)
-    quantiles = store.reader.quantiles(part)
+    quantiles = store.reader.quantiles(part, within())
     assert len(quantiles) == min(count, 256)
     codec = KeyCodec(schema)
     assert [key for key, _ in quantiles] == [codec.encode((p * 10,)) for _, p in quantiles]

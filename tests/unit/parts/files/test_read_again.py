@@ -18,6 +18,7 @@ from strandline.parts.files.write import write_part
 from strandline.parts.schema import new_schema
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Part
+from tests.support.deadlines import within
 
 SETTINGS = Settings(row_group_rows=1_000)
 
@@ -52,12 +53,16 @@ def stored(tmp_path: Path, env: RealEnv) -> Stored:
         shard="s" + "0" * 16,
     )
     key = f"w{'0' * 16}/s{'0' * 16}/part/p{'0' * 24}.parquet"
-    part = write_part(blob, key, table, schema, identity=identity, settings=SETTINGS, timeout=60)
+    part = write_part(
+        blob, key, table, schema, identity=identity, settings=SETTINGS, deadline=within(60)
+    )
     reader = PartReader(blob, SETTINGS, env)
 
     def scan() -> pa.Table:
-        loads = reader.chunks(part, schema, columns=None, intervals=[EVERYTHING], timeout=60)
-        return pa.concat_tables([load(9) for load in loads])
+        loads = reader.chunks(
+            part, schema, columns=None, intervals=[EVERYTHING], deadline=within(60)
+        )
+        return pa.concat_tables([load(within(9)) for load in loads])
 
     path = tmp_path / key
     path.chmod(0o600)
@@ -66,7 +71,7 @@ def stored(tmp_path: Path, env: RealEnv) -> Stored:
 
 def chunk(reader: PartReader, part: Part) -> tuple[int, int]:
     """Where one column of one row group in the middle begins and ends."""
-    column = reader.opened(part, timeout=60).metadata.row_group(2).column(1)
+    column = reader.opened(part, deadline=within(60)).metadata.row_group(2).column(1)
     return column.data_page_offset, column.data_page_offset + column.total_compressed_size
 
 
