@@ -15,6 +15,7 @@ import pytest
 from strandline.env import Deadline
 from strandline.ids import ObjectKey
 from strandline.shard import sweeping
+from strandline.shard.look import Look
 from strandline.state import committing, decide
 from strandline.state.author import Author
 from strandline.state.commands import Attach
@@ -134,15 +135,14 @@ def test_a_sweep_that_reads_the_txns_shard_before_it_knows_who_has_ended_is_noti
     monkeypatch: Patch,
 ) -> None:
     needed_of, look_out = sweep.needed_of, Store.look_out
-    early: dict[int, State] = {}
+    early: dict[int, Look] = {}
 
     def look_first(store: Store, *arguments: Any, **more: Any) -> None:
         look_out(store, *arguments, **more)
-        early[id(store)] = store.txns.machine.state
+        early[id(store)] = store.txns.machine.known()
 
     def stale(store: Store, keys: Iterable[ObjectKey], deadline: Deadline) -> Any:
-        state = early[id(store)]
-        machine = _As(store.txns.machine, refresh=lambda **_: state)
+        machine = _As(store.txns.machine, look=early[id(store)].by)
         return needed_of(_As(store, txns=_As(store.txns, machine=machine)), keys, deadline)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "look_out", look_first)
@@ -155,18 +155,18 @@ def test_a_sweep_that_reads_data_shards_before_the_txns_shard_is_noticed(
     monkeypatch: Patch,
 ) -> None:
     needed_of, look_out = sweep.needed_of, Store.look_out
-    early: dict[tuple[int, str], State] = {}
+    early: dict[tuple[int, str], Look] = {}
 
     def look_first(store: Store, *arguments: Any, **more: Any) -> None:
         look_out(store, *arguments, **more)
         for machine in store.machines()[1:]:
-            early[id(store), machine.shard] = machine.state
+            early[id(store), machine.shard] = machine.known()
 
     def stale(store: Store, keys: Iterable[ObjectKey], deadline: Deadline) -> Any:
         def data(shard: str) -> Any:
             machine = store.data(shard)
-            state = early.get((id(store), shard))
-            return machine if state is None else _As(machine, refresh=lambda **_: state)
+            look = early.get((id(store), shard))
+            return machine if look is None else _As(machine, look=look.by)
 
         return needed_of(_As(store, data=data), keys, deadline)  # type: ignore[arg-type]
 
