@@ -291,7 +291,7 @@ class Script:
         except StrandlineError as error:
             return [f"{error.kind}: {error}"]
 
-    def do(self, command: Command) -> list[str]:
+    def do(self, command: Command[Any]) -> list[str]:
         first = self.session not in self.known and not self.fenced
         decision = decide(self.state, command, Author(self.session, first))
         if decision.diffs:

@@ -398,7 +398,7 @@ def test_a_copy_of_a_process_appends_no_part_that_the_other_deletes(location: Lo
     machine = write._shard.machine
     submit, tried = machine.submit, []
 
-    def submitted(command: Command, *args: Any, **options: Any) -> Any:
+    def submitted(command: Command[Any], *args: Any, **options: Any) -> Any:
         tried.append(command)
         return submit(command, *args, **options)
 

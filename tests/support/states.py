@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from strandline.state.commands import Apply, Command, Commit, Compact, Output, TableChange, Write
+from strandline.state.commands import (
+    Apply,
+    Command,
+    Commit,
+    CommitResult,
+    Compact,
+    Output,
+    R,
+    TableChange,
+    Write,
+)
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.invariants import broken
 from strandline.state.model import (
@@ -58,9 +68,9 @@ class Shard:
     """
 
     state: State = field(default_factory=initial)
-    log: list[tuple[Command, Decision]] = field(default_factory=list)
+    log: list[tuple[Command[Any], Decision[Any]]] = field(default_factory=list)
 
-    def do(self, command: Command, session: str = "w1") -> Any:
+    def do(self, command: Command[R], session: str = "w1") -> R:
         """The command's result, its record written where it has one."""
         first = not any(_wrote(decision, session) for _, decision in self.log)
         decision = decide(self.state, command, Author(session, first))
@@ -71,7 +81,7 @@ class Shard:
             assert broken(self.state) == []
         return decision.result
 
-    def commit(self, *writes: Write, clock: int = 0, **more: Any) -> Any:
+    def commit(self, *writes: Write, clock: int = 0, **more: Any) -> CommitResult:
         return self.do(Commit(clock, tuple(writes), **more))
 
     def apply(self, upper: int, *parts: tuple[int, Part]) -> None:
@@ -107,7 +117,7 @@ class Shard:
         return [dead.key for _, dead in self.state.dead.range()]
 
 
-def _wrote(decision: Decision, session: str) -> bool:
+def _wrote(decision: Decision[Any], session: str) -> bool:
     return any(diff.collection == "sessions" and diff.key == (session,) for diff in decision.diffs)
 
 

@@ -52,7 +52,7 @@ from strandline.state.replay import State, initial
 __all__ = ["Machine"]
 
 A = TypeVar("A")
-Decide = Callable[[State, Command, Author], Decision]
+Decide = Callable[[State, Command[Any], Author], Decision[Any]]
 Note = str | Callable[[Any], str]
 
 RECORD_BYTES_MAX = 128 * 1024 * 1024
@@ -70,7 +70,7 @@ _log = logging.getLogger("strandline")
 class _Attempt:
     """A record that is about to be put, and all that is needed once its outcome is known."""
 
-    command: Command
+    command: Command[Any]
     record: LogRecord
     data: bytes
     digest: bytes
@@ -181,7 +181,9 @@ class Machine:
 
     # --- writing
 
-    def submit(self, command: Command, deadline: Deadline | None = None, *, note: Note = "") -> Any:
+    def submit(
+        self, command: Command[Any], deadline: Deadline | None = None, *, note: Note = ""
+    ) -> Any:
         """Makes the command happen once; returns what `decide` says its result is.
 
         `note` is a remark for people in the record, or makes one of the result.
@@ -369,7 +371,7 @@ class Machine:
             if session in self._orphans:
                 self._orphans.remove(session)
 
-    def _check_objects(self, command: Command) -> None:
+    def _check_objects(self, command: Command[Any]) -> None:
         """Fenced if the command enters objects of a session that others ended."""
         ended = {session_of(key) for key in objects_of(command)} & self._ended
         if ended:
@@ -500,7 +502,7 @@ class Machine:
         finally:
             self._turn.release()
 
-    def _submit(self, command: Command, note: Note, deadline: Deadline) -> Any:
+    def _submit(self, command: Command[Any], note: Note, deadline: Deadline) -> Any:
         with self._in_turn(deadline):
             if self._fenced:
                 raise Fenced(self._fenced)
@@ -508,7 +510,7 @@ class Machine:
                 self._settle_remembered(self._unsettled, deadline)
             return self._until_written(command, note, deadline)
 
-    def _until_written(self, command: Command, note: Note, deadline: Deadline) -> Any:
+    def _until_written(self, command: Command[Any], note: Note, deadline: Deadline) -> Any:
         """Decide, put; whoever lost looks at the newer state and decides again."""
         # A refusal, or a result without a record, stands only if it rests on a state that was
         # current after the call began.
@@ -571,13 +573,17 @@ class Machine:
                 self._line.close()  # nobody shall wait for that; without a turn it goes as well
             yield
 
-    def _prepare(self, command: Command, note: Note, deadline: Deadline) -> _Attempt | Decision:
+    def _prepare(
+        self, command: Command[Any], note: Note, deadline: Deadline
+    ) -> _Attempt | Decision[Any]:
         """The record of the command on the newest known state; the decision if there is none."""
         # SUBTLE: a record that retires rollups names none: what it retires may be the base of the
         # sealed one, whose pages would be garbage from here on.
         nameless = isinstance(command, CloseSession | RetireRollups)
 
-        def evaluate(state: State) -> tuple[State, Decision, int, Sealed | None, Rollup | None]:
+        def evaluate(
+            state: State,
+        ) -> tuple[State, Decision[Any], int, Sealed | None, Rollup | None]:
             session = state.sessions.get((self.session,))
             if session is not None:
                 self._registered = True
@@ -844,7 +850,7 @@ def _is_kept(state: State, rollup: Rollup) -> bool:
     return found is not None and found.key == rollup.key
 
 
-def _retained(state: State, decision: Decision, newest: Rollup | None) -> Rollup | None:
+def _retained(state: State, decision: Decision[Any], newest: Rollup | None) -> Rollup | None:
     """The rollup for a record to name: the newest that this process trusts, if it is kept.
 
     SUBTLE: a process that could not read a newer one goes on naming an older one, or none. Should
@@ -896,7 +902,7 @@ def _entered(attempt: _Attempt) -> Iterator[str]:
             yield from (part.key for write in member.writes for part in write.batch.parts)
 
 
-def _members(attempt: _Attempt) -> Iterable[tuple[Command, Any]]:
+def _members(attempt: _Attempt) -> Iterable[tuple[Command[Any], Any]]:
     """The commands of a record, each with its result."""
     command = attempt.command
     if isinstance(command, CommitGroup):
@@ -916,7 +922,7 @@ def _committed(attempt: _Attempt) -> Iterator[tuple[str, int]]:
                 yield member.token
 
 
-def _tokens_of(command: Command) -> list[tuple[str, int] | None]:
+def _tokens_of(command: Command[Any]) -> list[tuple[str, int] | None]:
     if isinstance(command, CommitGroup):
         return [member.token for member in command.commits]
     return [getattr(command, "token", None)]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from strandline.errors import Fenced
 from strandline.ids import session_of
+from strandline.state.commands import R
 from strandline.state.model import Diff, Part, Session
 from strandline.state.replay import State
 
 __all__ = ["Author", "Changes", "check_keys", "check_session", "has_ended", "is_open"]
 
-Changes = tuple[list[Diff], Any]
+Changes = tuple[list[Diff], R]
 """What a command changes, and its result."""
 
 

@@ -68,7 +68,7 @@ def settled_time(meta: Meta) -> int:
     return (1 << 62) if meta.upper is None else meta.upper - 1
 
 
-def confirm_clock(state: State, command: ConfirmClock, _: Author) -> Changes:
+def confirm_clock(state: State, command: ConfirmClock, _: Author) -> Changes[int]:
     """The transition of `ConfirmClock`."""
     meta = state.meta
     if meta.upper is None:

@@ -13,7 +13,7 @@ from strandline.state.replay import State
 __all__ = ["collect", "keep_receipts", "retire_rollups"]
 
 
-def collect(state: State, command: Collect, _: Author) -> Changes:
+def collect(state: State, command: Collect, _: Author) -> Changes[int]:
     """The transition of `Collect`."""
     gone = [key for key in dict.fromkeys(command.dead) if state.dead.get(key) is not None]
     diffs = [Diff("dead", key, None) for key in gone]
@@ -30,7 +30,7 @@ def collect(state: State, command: Collect, _: Author) -> Changes:
     return diffs, len(gone)
 
 
-def retire_rollups(state: State, command: RetireRollups, _: Author) -> Changes:
+def retire_rollups(state: State, command: RetireRollups, _: Author) -> Changes[bool]:
     """The transition of `RetireRollups`."""
     rollups = {rollup.key: rollup for _, rollup in state.rollups.range()}
     # SUBTLE: a rollup that was named since the objects were gathered may share pages with one that
@@ -53,7 +53,7 @@ def retire_rollups(state: State, command: RetireRollups, _: Author) -> Changes:
     return diffs + _died(state, command.objects), True
 
 
-def keep_receipts(state: State, command: KeepReceipts, _: Author) -> Changes:
+def keep_receipts(state: State, command: KeepReceipts, _: Author) -> Changes[int]:
     """The transition of `KeepReceipts`."""
     covered = max((receipt.last for _, receipt in state.receipts.range()), default=0)
     added = [(seqno, r) for seqno, r in command.added if seqno > covered]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from strandline.errors import StrandlineError
 from strandline.state.model import (
     EVERYTHING,
     Batch,
     Dead,
     Hold,
+    Holder,
     Interval,
     Key,
     Mark,
@@ -55,6 +58,7 @@ __all__ = [
     "MoveHold",
     "OpenHold",
     "Output",
+    "R",
     "Read",
     "Release",
     "Retain",
@@ -68,6 +72,15 @@ __all__ = [
     "Write",
     "objects_of",
 ]
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Command(Generic[R_co]):
+    """What all commands are: each names the type of its result, which its docstring explains."""
+
+    __slots__ = ()
 
 
 # --- commands of the txns shard
@@ -116,7 +129,15 @@ class TableChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitResult:
+    """`time` is the commit's; `repeated` says that the token had been committed before."""
+
+    time: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Command[CommitResult]):
     """Writes, DDL, both or neither, at one time: `max(clock, upper, at_least)`, or exactly `at`.
 
     Errors: UnknownTable (a table id that is not registered), UsageError (a name that exists, a
@@ -152,15 +173,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitResult:
-    """`time` is the commit's; `repeated` says that the token had been committed before."""
-
-    time: int
-    repeated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CommitGroup:
+class CommitGroup(Command[list[CommitResult | StrandlineError]]):
     """Commits one after another, in one record, at consecutive times.
 
     Each is checked against those before it in the list as well ◆, and has an outcome of its own.
@@ -172,7 +185,7 @@ class CommitGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmClock:
+class ConfirmClock(Command[int]):
     """An operator says that `clock` is right: what doubted it does so no more.
 
     Result: by which time retention goes from now on.
@@ -182,7 +195,7 @@ class ConfirmClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(Command[Holder]):
     """Makes the author the only one that may write to a table, at once.
 
     The session of whoever held it before is ended, alive or dead. Result: the Holder. `worker` is
@@ -194,7 +207,7 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Command[bool]):
     """Gives a table back: from now on anyone may write to it. Harmless if another has it."""
 
     table: str
@@ -202,7 +215,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Tidy:
+class Tidy(Command[int]):
     """Retracts applied entries; those that are gone already are skipped. Result: how many.
 
     In a txns shard that is used by itself an entry without rows stays in its place, until
@@ -213,7 +226,7 @@ class Tidy:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetTables:
+class ForgetTables(Command[int]):
     """Removes versions of tables that ended, keys (table, version), and what is kept beside a
     table once no version of it is left.
 
@@ -224,7 +237,7 @@ class ForgetTables:
 
 
 @dataclass(frozen=True, slots=True)
-class InitTxns:
+class InitTxns(Command[int | None]):
     """Makes a new shard a txns shard that is used by itself, whose commits have the times that
     their callers choose, all of them after `time`. Harmless if it is one. Result: its upper.
     """
@@ -233,7 +246,7 @@ class InitTxns:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(Command[bool]):
     """Makes sure that a shard is not registered with that number of its `Join` from now on.
 
     Result: False if it is registered with it now; True else.
@@ -244,7 +257,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactTxns:
+class CompactTxns(Command[tuple[int, bool]]):
     """Moves the since of a txns shard that is used by itself, and gives up what is before it.
 
     Bounded by the first entry that has rows, and by upper. Of each table the newest entry before
@@ -260,7 +273,15 @@ class CompactTxns:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinResult:
+    """The number of the join that holds, and the shard's upper, which only applies move now."""
+
+    number: int
+    upper: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Command[JoinResult]):
     """Gives a shard that is used by itself to a txns shard, `owner`: only it adds data from now on.
 
     Each time has a number of its own, greater than those before; `over` is the greatest one that
@@ -273,15 +294,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinResult:
-    """The number of the join that holds, and the shard's upper, which only applies move now."""
-
-    number: int
-    upper: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Command[bool]):
     """Gives a shard back to its writers, unless it was joined anew. Result: whether it was.
 
     `upper`: through where the owner said that nothing more comes; the shard's becomes that.
@@ -293,7 +306,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Describe:
+class Describe(Command[TableVersion]):
     """Says what the rows of a shard that is used by itself look like: once, before the first
     append. Result: the description that holds, which is the one that came first.
     """
@@ -302,7 +315,15 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendResult:
+    """The shard's upper that the append made; `repeated`: the token had been committed before."""
+
+    upper: int | None
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Command[AppendResult]):
     """Adds the updates at times from `lower` to before `new_upper`, in parts with `__time`.
 
     With `expected_upper` refused unless that is the shard's upper. Without, the writer is one of
@@ -324,15 +345,16 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendResult:
-    """The shard's upper that the append made; `repeated`: the token had been committed before."""
+class ApplyResult:
+    """The shard's upper after the command, and where its parts went."""
 
-    upper: int | None
-    repeated: bool = False
+    upper: int
+    leaves: tuple[bytes | None, ...] = ()
+    """Lower bounds of the leaves that got parts, ascending; None, at the end, stands for L0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Command[ApplyResult]):
     """Moves whole times of entries into the shard: its physical upper becomes `new_upper`.
 
     Refused with UpperMismatch if the shard's upper is not `expected_upper` (somebody else
@@ -345,15 +367,6 @@ class Apply:
     """(commit time, part)."""
     owner: str = ""
     """The txns shard, if it is one that is used by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyResult:
-    """The shard's upper after the command, and where its parts went."""
-
-    upper: int
-    leaves: tuple[bytes | None, ...] = ()
-    """Lower bounds of the leaves that got parts, ascending; None, at the end, stands for L0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +394,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Compact:
+class Compact(Command[bool]):
     """Replaces exactly the references `inputs` by `outputs`.
 
     Result: True if applied; False if an input is no longer there (then the outputs are entered as
@@ -394,7 +407,7 @@ class Compact:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(Command[bool]):
     """Splits the leaf `leaf` (lower bound `lower`) at `points`, ascending and strictly inside.
 
     Result: True; False when it is a leaf no longer (split by another). Its references are clipped
@@ -407,7 +420,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Command[bool]):
     """Claims the shard's maintenance for the author's session, or gives it back.
 
     Result: whether the author has it now. Convenience only: what keeps two workers apart is that
@@ -418,7 +431,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Retain:
+class Retain(Command[int | None]):
     """Moves the hold "retention" (made if missing) to `since`, never back.
 
     Bounded by the shard's upper. Result: the shard's since.
@@ -428,7 +441,7 @@ class Retain:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Command[bool]):
     """Ends a shard whose table is gone: upper and since become empty, nothing more can be read.
 
     Refused (UsageError) while any hold but "retention" is there. Result: True.
@@ -436,7 +449,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class Clear(Command[int]):
     """Lets go of references of a finished shard; their parts die. Result: how many were there."""
 
     references: tuple[Key, ...]
@@ -446,7 +459,7 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenHold:
+class OpenHold(Command[Hold]):
     """Opens the hold `id` at `hold.since`, or at the shard's since where that is later.
 
     `hold.since` None asks for the shard's since, whatever it is; `hold.seqno`, if given, becomes
@@ -461,7 +474,7 @@ class OpenHold:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveHold:
+class MoveHold(Command[Hold]):
     """Moves a hold forward: to `since` (None: to the empty frontier), and its seqno, where it has
     one, to `seqno`. Neither goes back. Result: the Hold. Fenced if the hold is gone or was taken.
     """
@@ -473,7 +486,7 @@ class MoveHold:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeHold:
+class TakeHold(Command[Hold]):
     """Takes a hold over: its epoch is raised, and a leased one moves to the author's session.
 
     Result: the Hold. UsageError if there is none.
@@ -483,7 +496,7 @@ class TakeHold:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseHold:
+class CloseHold(Command[bool]):
     """Ends a hold; since may move. Harmless if it is gone. Fenced if another took it."""
 
     id: str
@@ -494,7 +507,7 @@ class CloseHold:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(Command[int]):
     """Forgets dead objects that were deleted, keys (seqno, object key), and notes the time.
 
     `mark`: what the location's clock showed after this seqno was known. `marks` are forgotten.
@@ -507,7 +520,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class RetireRollups:
+class RetireRollups(Command[bool]):
     """Drops rollups, and says which were read back whole; all by their keys.
 
     `objects` are what only the dropped ones name; they are dead from here on. `kept` are all others
@@ -522,7 +535,7 @@ class RetireRollups:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepReceipts:
+class KeepReceipts(Command[int]):
     """Enters receipts that were written; drops others, whose objects are dead from here on."""
 
     added: tuple[tuple[int, Receipt], ...] = ()
@@ -533,14 +546,14 @@ class KeepReceipts:
 
 
 @dataclass(frozen=True, slots=True)
-class AdvanceUpper:
+class AdvanceUpper(Command[int | None]):
     """Moves upper to at least `upper`; nothing is written when it is there already."""
 
     upper: int
 
 
 @dataclass(frozen=True, slots=True)
-class CloseSession:
+class CloseSession(Command[bool]):
     """Ends the author's session cleanly, because it writes no objects any more.
 
     Its leased holds end, and what it holds exclusively is given back.
@@ -552,12 +565,12 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Command[bool]):
     """Says that the author's session lives: a record that changes nothing but its count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(Command[bool]):
     """Says that the owner of an ended session writes no objects any more.
 
     With `count`, as `Expire`; without, because the owner says so, or an operator who knows.
@@ -569,7 +582,7 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(Command[bool]):
     """Says that the objects of an ended session that nothing needs were deleted.
 
     `at`: when, by the location's clock. `last`: the session is forgotten. Result: whether it was
@@ -582,7 +595,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(Command[bool]):
     """Ends the session of somebody who was silent: its leased holds end, and it is fenced.
 
     Result: True; False if its count is not `count` any more, or it is not open.
@@ -592,45 +605,7 @@ class Expire:
     count: int
 
 
-Command = (
-    Acknowledge
-    | AdvanceUpper
-    | Attach
-    | Release
-    | Swept
-    | Append
-    | Apply
-    | Claim
-    | Clear
-    | CloseHold
-    | CloseSession
-    | Collect
-    | Commit
-    | CommitGroup
-    | Compact
-    | CompactTxns
-    | ConfirmClock
-    | Describe
-    | Expire
-    | Finish
-    | ForgetTables
-    | Heartbeat
-    | InitTxns
-    | Join
-    | KeepReceipts
-    | Leave
-    | MoveHold
-    | OpenHold
-    | Retain
-    | RetireRollups
-    | Split
-    | TakeHold
-    | Tidy
-    | Withdraw
-)
-
-
-def objects_of(command: Command) -> Iterator[str]:
+def objects_of(command: Command[Any]) -> Iterator[str]:
     """The keys of the objects that a command of a data shard enters into its state."""
     match command:
         case Append():

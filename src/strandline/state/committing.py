@@ -61,7 +61,9 @@ def by_bounds(_: State, entry: Entry, read: Read) -> bool:
     )
 
 
-def commit(state: State, command: Commit, author: Author, touches: Touches = by_bounds) -> Changes:
+def commit(
+    state: State, command: Commit, author: Author, touches: Touches = by_bounds
+) -> Changes[CommitResult]:
     """The transition of `Commit`. `touches` tells which writes a read has to know of."""
     meta = state.meta
     # Token first: what was committed stays committed, whatever has happened since.
@@ -104,7 +106,7 @@ def commit(state: State, command: Commit, author: Author, touches: Touches = by_
 
 def commit_group(
     state: State, command: CommitGroup, author: Author, touches: Touches = by_bounds
-) -> Changes:
+) -> Changes[list[CommitResult | StrandlineError]]:
     """The transition of `CommitGroup`."""
     outcomes: list[CommitResult | StrandlineError] = []
     diffs: dict[tuple[str, Key], Diff] = {}
@@ -182,7 +184,7 @@ def check_holders(
         raise Held(f"{name} is held by {who}; write through that worker, or attach to take over")
 
 
-def attach(state: State, command: Attach, author: Author) -> Changes:
+def attach(state: State, command: Attach, author: Author) -> Changes[Holder]:
     """The transition of `Attach`."""
     if current_table(state, command.table) is None:
         raise UnknownTable(f"{called(state, command.table)} was dropped; nobody can hold it")
@@ -197,7 +199,7 @@ def attach(state: State, command: Attach, author: Author) -> Changes:
     return diffs, holder
 
 
-def release(state: State, command: Release, _: Author) -> Changes:
+def release(state: State, command: Release, _: Author) -> Changes[bool]:
     """The transition of `Release`."""
     holder = state.holders.get((command.table,))
     if holder is None or holder.epoch != command.epoch or not holder.session:
@@ -296,12 +298,12 @@ def _check_names(state: State, changes: tuple[TableChange, ...]) -> None:
             )
 
 
-def tidy(state: State, command: Tidy, _: Author) -> Changes:
+def tidy(state: State, command: Tidy, _: Author) -> Changes[int]:
     """The transition of `Tidy`."""
     return _tidied(state, command.entries)
 
 
-def _tidied(state: State, keys: tuple[Key, ...]) -> Changes:
+def _tidied(state: State, keys: tuple[Key, ...]) -> Changes[int]:
     diffs: list[Diff] = []
     through: dict[str, int] = {}
     stays = state.meta.origin == "commits"
@@ -320,7 +322,7 @@ def _tidied(state: State, keys: tuple[Key, ...]) -> Changes:
     return diffs, count
 
 
-def forget_tables(state: State, command: ForgetTables, _: Author) -> Changes:
+def forget_tables(state: State, command: ForgetTables, _: Author) -> Changes[int]:
     """The transition of `ForgetTables`."""
     diffs: list[Diff] = []
     for key in dict.fromkeys(command.versions):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic
 
 from strandline.state import clocks, collecting, committing, holding, placing, registering
 from strandline.state.author import Author, Changes, check_session
@@ -42,6 +42,7 @@ from strandline.state.commands import (
     Leave,
     MoveHold,
     OpenHold,
+    R,
     Release,
     Retain,
     RetireRollups,
@@ -60,24 +61,25 @@ __all__ = ["TOKEN_WINDOW", "Author", "Decision", "current_table", "decide"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Generic[R]):
     """What a record would change and what the caller learns. Without diffs nothing is written."""
 
     diffs: tuple[Diff, ...]
-    result: Any
+    result: R
 
 
-def decide(state: State, command: Command, author: Author) -> Decision:
+def decide(state: State, command: Command[R], author: Author) -> Decision[R]:
     """What `command` does to `state`. Pure."""
     if not isinstance(command, _SAY_WHEN_FENCED):
         check_session(state, author)
-    diffs, result = _TRANSITIONS[type(command)](state, command, author)
+    transition: Callable[..., Changes[R]] = _TRANSITIONS[type(command)]
+    diffs, result = transition(state, command, author)
     if not diffs and not isinstance(command, Heartbeat):
         return Decision((), result)
     return Decision((*diffs, *_signed(state, command, author)), result)
 
 
-def _signed(state: State, command: Command, author: Author) -> list[Diff]:
+def _signed(state: State, command: Command[Any], author: Author) -> list[Diff]:
     """The session's count goes up by one with each record; its first record registers it."""
     if isinstance(command, CloseSession):
         return []
@@ -89,7 +91,8 @@ def _signed(state: State, command: Command, author: Author) -> list[Diff]:
     return [Diff("sessions", (author.session,), replace(session, count=session.count + 1))]
 
 
-_TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes]] = {
+# Each takes a command of its own type: no type of a table says that of its keys and its values.
+_TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes[Any]]] = {
     Acknowledge: holding.acknowledge,
     AdvanceUpper: placing.advance_upper,
     Append: placing.append,

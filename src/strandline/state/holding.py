@@ -42,7 +42,7 @@ RETENTION = "retention"
 """The hold that a table's retention moves."""
 
 
-def open_hold(state: State, command: OpenHold, author: Author) -> Changes:
+def open_hold(state: State, command: OpenHold, author: Author) -> Changes[Hold]:
     """The transition of `OpenHold`."""
     meta = state.meta
     if meta.since is None:
@@ -62,7 +62,7 @@ def open_hold(state: State, command: OpenHold, author: Author) -> Changes:
     return _changed(state, {command.id: hold}), hold
 
 
-def move_hold(state: State, command: MoveHold, _: Author) -> Changes:
+def move_hold(state: State, command: MoveHold, _: Author) -> Changes[Hold]:
     """The transition of `MoveHold`."""
     before = _held(state, command.id, command.epoch)
     since, seqno = before.since, before.seqno
@@ -74,7 +74,7 @@ def move_hold(state: State, command: MoveHold, _: Author) -> Changes:
     return ([] if hold == before else _changed(state, {command.id: hold})), hold
 
 
-def take_hold(state: State, command: TakeHold, author: Author) -> Changes:
+def take_hold(state: State, command: TakeHold, author: Author) -> Changes[Hold]:
     """The transition of `TakeHold`."""
     before = state.holds.get((command.id,))
     if before is None:
@@ -84,7 +84,7 @@ def take_hold(state: State, command: TakeHold, author: Author) -> Changes:
     return _changed(state, {command.id: hold}), hold
 
 
-def close_hold(state: State, command: CloseHold, _: Author) -> Changes:
+def close_hold(state: State, command: CloseHold, _: Author) -> Changes[bool]:
     """The transition of `CloseHold`."""
     if state.holds.get((command.id,)) is None:
         return [], True
@@ -103,7 +103,7 @@ def _held(state: State, hold_id: str, epoch: int) -> Hold:
     return hold
 
 
-def retain(state: State, command: Retain, _: Author) -> Changes:
+def retain(state: State, command: Retain, _: Author) -> Changes[int | None]:
     """The transition of `Retain`."""
     meta = state.meta
     if meta.since is None:
@@ -154,12 +154,12 @@ def _changed(
 # --- sessions
 
 
-def heartbeat(_: State, __: Heartbeat, ___: Author) -> Changes:
+def heartbeat(_: State, __: Heartbeat, ___: Author) -> Changes[bool]:
     """The transition of `Heartbeat`."""
     return [], True
 
 
-def close_session(state: State, command: CloseSession, author: Author) -> Changes:
+def close_session(state: State, command: CloseSession, author: Author) -> Changes[bool]:
     """The transition of `CloseSession`."""
     session = state.sessions.get((author.session,))
     if session is None or not is_open(session):
@@ -176,7 +176,7 @@ def close_session(state: State, command: CloseSession, author: Author) -> Change
     return diffs, True
 
 
-def expire(state: State, command: Expire, author: Author) -> Changes:
+def expire(state: State, command: Expire, author: Author) -> Changes[bool]:
     """The transition of `Expire`."""
     session = state.sessions.get((command.session,))
     if session is None or not is_open(session) or session.count != command.count:
@@ -187,7 +187,7 @@ def expire(state: State, command: Expire, author: Author) -> Changes:
     return [Diff("sessions", (command.session,), ended), *ended_with(state, command.session)], True
 
 
-def acknowledge(state: State, command: Acknowledge, _: Author) -> Changes:
+def acknowledge(state: State, command: Acknowledge, _: Author) -> Changes[bool]:
     """The transition of `Acknowledge`."""
     session = state.sessions.get((command.session,))
     if session is None or session.expired is None or session.acknowledged is not None:
@@ -198,7 +198,7 @@ def acknowledge(state: State, command: Acknowledge, _: Author) -> Changes:
     return [Diff("sessions", (command.session,), after)], True
 
 
-def swept(state: State, command: Swept, _: Author) -> Changes:
+def swept(state: State, command: Swept, _: Author) -> Changes[bool]:
     """The transition of `Swept`."""
     session = state.sessions.get((command.session,))
     if session is None:

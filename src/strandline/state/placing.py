@@ -35,6 +35,7 @@ from strandline.state.model import (
     Part,
     PartUse,
     Reference,
+    TableVersion,
 )
 from strandline.state.replay import State
 from strandline.state.tokens import known_token, remember_token
@@ -53,7 +54,7 @@ __all__ = [
 ]
 
 
-def apply(state: State, command: Apply, _: Author) -> Changes:
+def apply(state: State, command: Apply, _: Author) -> Changes[ApplyResult]:
     """The transition of `Apply`."""
     meta = state.meta
     if meta.origin == "direct" and not command.owner:
@@ -132,7 +133,7 @@ def _leaf_of(state: State, span: Interval) -> Leaf | None:
     return leaf if leaf.interval.intersect(span) == span else None
 
 
-def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes:
+def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes[int | None]:
     """The transition of `AdvanceUpper`."""
     meta = state.meta
     if meta.upper is None or meta.upper >= command.upper:
@@ -143,7 +144,7 @@ def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes:
     return [Diff("meta", (), after)], command.upper
 
 
-def append(state: State, command: Append, author: Author) -> Changes:
+def append(state: State, command: Append, author: Author) -> Changes[AppendResult]:
     """The transition of `Append`."""
     # Token first: what was committed stays committed, whatever has happened since.
     if command.token is not None:
@@ -222,7 +223,7 @@ def _appended(state: State, command: Append, meta: Meta, upper: int) -> list[Dif
     return diffs + _garbage(state, [part for time, part in newer if time < upper])
 
 
-def describe(state: State, command: Describe, _: Author) -> Changes:
+def describe(state: State, command: Describe, _: Author) -> Changes[TableVersion]:
     """The transition of `Describe`."""
     version = command.version
     known = state.tables.get((version.table, 1))
@@ -236,7 +237,7 @@ def describe(state: State, command: Describe, _: Author) -> Changes:
     return [Diff("tables", (version.table, 1), described)], described
 
 
-def claim(state: State, command: Claim, author: Author) -> Changes:
+def claim(state: State, command: Claim, author: Author) -> Changes[bool]:
     """The transition of `Claim`."""
     meta = state.meta
     mine = meta.claim == author.session
@@ -249,7 +250,7 @@ def claim(state: State, command: Claim, author: Author) -> Changes:
     return [Diff("meta", (), replace(meta, claim=author.session))], True
 
 
-def finish(state: State, _: Finish, __: Author) -> Changes:
+def finish(state: State, _: Finish, __: Author) -> Changes[bool]:
     """The transition of `Finish`."""
     meta = state.meta
     if meta.upper is None and meta.since is None:
@@ -262,7 +263,7 @@ def finish(state: State, _: Finish, __: Author) -> Changes:
     return diffs, True
 
 
-def clear(state: State, command: Clear, _: Author) -> Changes:
+def clear(state: State, command: Clear, _: Author) -> Changes[int]:
     """The transition of `Clear`."""
     meta = state.meta
     if meta.upper is not None or meta.since is not None or next(state.holds.range(), None):
@@ -274,7 +275,7 @@ def clear(state: State, command: Clear, _: Author) -> Changes:
     return (change.diffs(meta) if keys else []), len(keys)
 
 
-def compact(state: State, command: Compact, author: Author) -> Changes:
+def compact(state: State, command: Compact, author: Author) -> Changes[bool]:
     """The transition of `Compact`."""
     meta = state.meta
     inputs = [state.references.get(key) for key in command.inputs]
@@ -362,7 +363,7 @@ def _garbage(state: State, parts: Iterable[Part]) -> list[Diff]:
     ]
 
 
-def split(state: State, command: Split, _: Author) -> Changes:
+def split(state: State, command: Split, _: Author) -> Changes[bool]:
     """The transition of `Split`."""
     leaf = state.leaves.get((command.lower,))
     if leaf is None or leaf.id != command.leaf:

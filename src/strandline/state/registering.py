@@ -68,7 +68,7 @@ def called(state: State, table: str) -> str:
 # --- in the txns shard
 
 
-def init_txns(state: State, command: InitTxns, _: Author) -> Changes:
+def init_txns(state: State, command: InitTxns, _: Author) -> Changes[int | None]:
     """The transition of `InitTxns`."""
     meta = state.meta
     if meta.origin == "commits":
@@ -154,7 +154,7 @@ def register(state: State, change: TableChange, time: int) -> list[Diff]:
     return [Diff("tables", (after.table, after.version), new)]
 
 
-def withdraw(state: State, command: Withdraw, _: Author) -> Changes:
+def withdraw(state: State, command: Withdraw, _: Author) -> Changes[bool]:
     """The transition of `Withdraw`.
 
     SUBTLE: whoever gives back a shard that was joined and is not registered cannot know whether
@@ -176,7 +176,7 @@ def withdraw(state: State, command: Withdraw, _: Author) -> Changes:
     return [Diff("tables", (command.table, command.number), spent)], True
 
 
-def compact_txns(state: State, command: CompactTxns, _: Author) -> Changes:
+def compact_txns(state: State, command: CompactTxns, _: Author) -> Changes[tuple[int, bool]]:
     """The transition of `CompactTxns`."""
     meta = state.meta
     if meta.origin != "commits" or meta.upper is None or meta.since is None:
@@ -219,7 +219,7 @@ def _before(state: State, since: int) -> Iterator[tuple[str, Key]]:
 # --- in the shard that is registered
 
 
-def join(state: State, command: Join, _: Author) -> Changes:
+def join(state: State, command: Join, _: Author) -> Changes[JoinResult]:
     """The transition of `Join`."""
     meta = state.meta
     if meta.upper is None:
@@ -237,7 +237,7 @@ def join(state: State, command: Join, _: Author) -> Changes:
     return [Diff("meta", (), after)], JoinResult(number, meta.upper)
 
 
-def leave(state: State, command: Leave, _: Author) -> Changes:
+def leave(state: State, command: Leave, _: Author) -> Changes[bool]:
     """The transition of `Leave`."""
     meta = state.meta
     if (meta.owner, meta.joins) != (command.owner, command.number) or meta.upper is None:

@@ -24,7 +24,7 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.state.codec import decode_record, encode_record, record_hash
-from strandline.state.commands import AdvanceUpper, Command, Expire, Heartbeat, Tidy
+from strandline.state.commands import AdvanceUpper, Command, Expire, Heartbeat, R, Tidy
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.invariants import broken
 from strandline.state.replay import State
@@ -124,7 +124,7 @@ def test_losers_decide_again_and_sleep_only_after_some_losses(place: Place) -> N
     rival.look()
     losses = [0]
 
-    def contested(state: State, command: Command, author: Author) -> Decision:
+    def contested(state: State, command: Command[R], author: Author) -> Decision[R]:
         if losses[0] < 6:
             losses[0] += 1
             write(rival, b"rival")
@@ -142,7 +142,7 @@ def test_losing_for_ever_ends_at_the_deadline_with_nothing_written(place: Place)
     rival = place.machine()
     create(rival)
 
-    def contested(state: State, command: Command, author: Author) -> Decision:
+    def contested(state: State, command: Command[R], author: Author) -> Decision[R]:
         write(rival, b"rival")
         return decide(state, command, author)
 
@@ -505,7 +505,7 @@ def test_what_the_storage_refuses_for_good_is_raised_at_once(
 def test_waiting_for_ones_turn_ends_at_the_deadline(place: Place) -> None:
     waited: list[DeadlineExceeded] = []
 
-    def nested(state: State, command: Command, author: Author) -> Decision:
+    def nested(state: State, command: Command[R], author: Author) -> Decision[R]:
         # While a command is under way, as another thread would find it.
         if not waited:
             with pytest.raises(DeadlineExceeded) as caught:

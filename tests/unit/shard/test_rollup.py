@@ -259,7 +259,7 @@ def test_a_rollup_has_every_collection(inline_bytes: int, items: dict[str, Any])
     place = Place(Settings())
     added = [Diff(name, key, value) for name, (key, value) in items.items()]
 
-    def adding(state: State, command: Any, author: Any) -> Decision:
+    def adding(state: State, command: Any, author: Any) -> Decision[Any]:
         decided = decide(state, command, author)
         return Decision((*added, *decided.diffs), decided.result)
 
@@ -695,7 +695,7 @@ def test_a_rollup_that_another_overtook_is_not_named(others: str) -> None:
 def _between(steps: list[Callable[[], object]]) -> Decide:
     """Decides; but while pages are fetched for the first decision, other threads take the steps."""
 
-    def decided(state: State, command: Any, author: Any) -> Decision:
+    def decided(state: State, command: Any, author: Any) -> Decision[Any]:
         if steps:
             steps.pop(0)()
             raise PagesNeeded([])
