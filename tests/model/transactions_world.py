@@ -25,8 +25,8 @@ from strandline.errors import (
 from strandline.ids import DatabaseId, ShardId, session_of
 from strandline.location import Location
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
-from strandline.state.author import is_open
 from strandline.state.model import Entry, Holder, Meta, TableVersion
+from strandline.state.sessions import is_open
 from strandline.testing.faults import (
     FAIL_AFTER,
     FAIL_BEFORE,

@@ -15,8 +15,8 @@ from strandline.changes import spans as changes
 from strandline.shard import deleting
 from strandline.state import changes as plan_of_entries
 from strandline.state import committing, decide, garbage
-from strandline.state.author import Author
 from strandline.state.commands import CommitGroup, Compact
+from strandline.state.decide import Author
 from strandline.state.model import Entry
 from strandline.state.replay import State
 from strandline.testing.reference import Difference

@@ -17,8 +17,8 @@ from strandline.ids import ObjectKey
 from strandline.shard import sweeping
 from strandline.shard.look import Look
 from strandline.state import committing, decide
-from strandline.state.author import Author
 from strandline.state.commands import Attach
+from strandline.state.decide import Author
 from strandline.state.model import Meta
 from strandline.state.replay import State
 from strandline.testing.simulator import History

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from strandline.state.commands import (
+    Append,
     Apply,
     Command,
     Commit,
@@ -24,6 +25,7 @@ from strandline.state.model import (
     Batch,
     Diff,
     Entry,
+    Hold,
     Interval,
     Key,
     Leaf,
@@ -58,6 +60,15 @@ def creates(table_id: str, name: str) -> TableChange:
 
 def write(table_id: str) -> Write:
     return Write(table_id, batch())
+
+
+def appends(lower: int, upper: int | None, *parts: Part, **more: object) -> Append:
+    """An append at the shard's upper."""
+    return Append(lower, upper, parts, expected_upper=lower, **more)  # type: ignore[arg-type]
+
+
+def reader(since: int | None = None) -> Hold:
+    return Hold(since, seqno=0, kind="reader")
 
 
 @dataclass
@@ -115,6 +126,13 @@ class Shard:
     def dead(self) -> list[str]:
         """The keys of the dead objects, oldest first."""
         return [dead.key for _, dead in self.state.dead.range()]
+
+
+def shard_at(upper: int) -> Shard:
+    """A shard of its own writers, with nothing before that upper."""
+    shard = Shard()
+    shard.do(appends(0, upper))
+    return shard
 
 
 def _wrote(decision: Decision[Any], session: str) -> bool:

@@ -20,9 +20,9 @@ from strandline.errors import StrandlineError
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
 from strandline.shard.notebook import Notebook, Observation
-from strandline.state.author import is_open
 from strandline.state.commands import Acknowledge, Expire, Heartbeat
 from strandline.state.replay import State
+from strandline.state.sessions import is_open
 
 __all__ = ["Lookout", "Pulse", "credit"]
 

@@ -29,7 +29,6 @@ from strandline.shard.opening import Log
 from strandline.shard.patience import is_final, pauses
 from strandline.shard.rolling import Upkeep
 from strandline.shard.rollup import Sealed, Writer
-from strandline.state.author import has_ended
 from strandline.state.codec import LogRecord, encode_record, record_hash
 from strandline.state.commands import (
     Acknowledge,
@@ -48,6 +47,7 @@ from strandline.state.commands import (
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.model import Diff, Rollup
 from strandline.state.replay import State, initial
+from strandline.state.sessions import has_ended
 
 __all__ = ["Machine"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strandline.errors import ClockSkew, UsageError
-from strandline.state.author import Author, Changes
-from strandline.state.commands import Commit, ConfirmClock
+from strandline.state.commands import Author, Changes, Commit, ConfirmClock
 from strandline.state.model import Diff, Meta
 from strandline.state.replay import State
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strandline.errors import UsageError
-from strandline.state.author import Author, Changes
-from strandline.state.commands import Collect, KeepReceipts, RetireRollups
+from strandline.state.commands import Author, Changes, Collect, KeepReceipts, RetireRollups
 from strandline.state.model import Dead, Diff
 from strandline.state.replay import State
 

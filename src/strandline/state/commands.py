@@ -15,6 +15,7 @@ from strandline.state.model import (
     EVERYTHING,
     Batch,
     Dead,
+    Diff,
     Hold,
     Holder,
     Interval,
@@ -33,6 +34,8 @@ __all__ = [
     "Apply",
     "ApplyResult",
     "Attach",
+    "Author",
+    "Changes",
     "Claim",
     "Clear",
     "CloseHold",
@@ -81,6 +84,18 @@ class Command(Generic[R_co]):
     """What all commands are: each names the type of its result, which its docstring explains."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who submits a command. `first`: no record of this shard is the session's yet."""
+
+    session: str
+    first: bool
+
+
+Changes = tuple[list[Diff], R]
+"""What a command changes, and its result."""
 
 
 # --- commands of the txns shard

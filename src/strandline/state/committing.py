@@ -13,11 +13,11 @@ from strandline.errors import (
     UnknownTable,
     UsageError,
 )
-from strandline.ids import session_of
-from strandline.state.author import Author, Changes, check_session, has_ended, is_open
 from strandline.state.clocks import passed
 from strandline.state.commands import (
     Attach,
+    Author,
+    Changes,
     Commit,
     CommitGroup,
     CommitResult,
@@ -28,11 +28,18 @@ from strandline.state.commands import (
     Tidy,
     Write,
 )
-from strandline.state.holding import ended_with
 from strandline.state.model import Batch, Diff, Entry, Holder, Key, Progress, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.registering import called, check_tokens, current_table, register, time_of
 from strandline.state.replay import State, replay
+from strandline.state.sessions import (
+    Event,
+    check_keys,
+    check_session,
+    ended,
+    has_ended,
+    is_open,
+)
 from strandline.state.tokens import known_token, remember_token
 
 __all__ = [
@@ -50,6 +57,11 @@ __all__ = [
 
 Touches = Callable[[State, Entry, Read], bool]
 """Whether a committed write may have one of the keys that were read. Pure."""
+
+_LOST = (
+    "was ended while its owner was silent, or never registered; nothing was committed, write the "
+    "data again"
+)
 
 
 def by_bounds(_: State, entry: Entry, read: Read) -> bool:
@@ -79,7 +91,8 @@ def commit(
     touched |= {table for table, _ in command.positions}
     # Before the sessions: a holder that was replaced is told by whom.
     check_holders(state, touched, command.epochs)
-    _check_sessions(state, command, author)
+    parts = (part for write in command.writes for part in write.batch.parts)
+    check_keys(state, author, parts, _LOST)
     time = time_of(meta, command)
     check_tokens(state, command)
     diffs: list[Diff] = []
@@ -127,21 +140,6 @@ def commit_group(
     for diff in _tidied(state, command.tidies)[0] if diffs else ():
         diffs[diff.collection, diff.key] = diff
     return list(diffs.values()), outcomes
-
-
-def _check_sessions(state: State, command: Commit, author: Author) -> None:
-    """Fenced unless every session that wrote one of the parts is open ◆.
-
-    Those of an ended session may be deleted at any time, and of one that is not known here nobody
-    could tell: a sweep does not know of this commit.
-    """
-    parts = (part for write in command.writes for part in write.batch.parts)
-    for name in {session_of(part.key) for part in parts} - {author.session, None}:
-        if not is_open(state.sessions.get((str(name),))):
-            raise Fenced(
-                f"session {name}, which wrote objects of this commit, was ended while its owner "
-                "was silent, or never registered; nothing was committed, write the data again"
-            )
 
 
 def _held_by(state: State, command: Commit, author: Author) -> list[Diff]:
@@ -192,10 +190,9 @@ def attach(state: State, command: Attach, author: Author) -> Changes[Holder]:
     holder = Holder(before.epoch + 1, author.session, command.worker, before.position)
     diffs = [Diff("holders", (command.table,), holder)]
     doomed = state.sessions.get((before.session,)) if before.session else None
-    if doomed is not None and doomed.expired is None and before.session != author.session:
-        ended = replace(doomed, expired=state.seqno + 1, worker=before.worker)
-        diffs.append(Diff("sessions", (before.session,), ended))
-        diffs += ended_with(state, before.session)
+    if is_open(doomed) and before.session != author.session:
+        doomed = replace(doomed, worker=before.worker)
+        diffs += ended(state, before.session, doomed, Event.EXPIRE)
     return diffs, holder
 
 

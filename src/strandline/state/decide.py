@@ -12,14 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
-from strandline.state import clocks, collecting, committing, holding, placing, registering
-from strandline.state.author import Author, Changes, check_session
+from strandline.state import (
+    clocks,
+    collecting,
+    committing,
+    holding,
+    placing,
+    registering,
+    sessions,
+)
 from strandline.state.commands import (
     Acknowledge,
     AdvanceUpper,
     Append,
     Apply,
     Attach,
+    Author,
+    Changes,
     Claim,
     Clear,
     CloseHold,
@@ -52,7 +61,7 @@ from strandline.state.commands import (
     Tidy,
     Withdraw,
 )
-from strandline.state.model import Diff, Session
+from strandline.state.model import Diff
 from strandline.state.registering import current_table
 from strandline.state.replay import State
 from strandline.state.tokens import TOKEN_WINDOW
@@ -71,7 +80,7 @@ class Decision(Generic[R]):
 def decide(state: State, command: Command[R], author: Author) -> Decision[R]:
     """What `command` does to `state`. Pure."""
     if not isinstance(command, _SAY_WHEN_FENCED):
-        check_session(state, author)
+        sessions.check_session(state, author)
     transition: Callable[..., Changes[R]] = _TRANSITIONS[type(command)]
     diffs, result = transition(state, command, author)
     if not diffs and not isinstance(command, Heartbeat):
@@ -83,17 +92,15 @@ def _signed(state: State, command: Command[Any], author: Author) -> list[Diff]:
     """The session's count goes up by one with each record; its first record registers it."""
     if isinstance(command, CloseSession):
         return []
-    session = state.sessions.get((author.session,))
-    if session is None:
-        session = Session(count=0, opened=state.seqno + 1)
+    session = sessions.recorded(state, author)
     if isinstance(command, Attach):
         session = replace(session, worker=command.worker)
-    return [Diff("sessions", (author.session,), replace(session, count=session.count + 1))]
+    return [Diff("sessions", (author.session,), session)]
 
 
 # Each takes a command of its own type: no type of a table says that of its keys and its values.
 _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes[Any]]] = {
-    Acknowledge: holding.acknowledge,
+    Acknowledge: sessions.acknowledge,
     AdvanceUpper: placing.advance_upper,
     Append: placing.append,
     Apply: placing.apply,
@@ -101,7 +108,7 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes[Any]]] = {
     Claim: placing.claim,
     Clear: placing.clear,
     CloseHold: holding.close_hold,
-    CloseSession: holding.close_session,
+    CloseSession: sessions.close_session,
     Collect: collecting.collect,
     Commit: committing.commit,
     CommitGroup: committing.commit_group,
@@ -109,10 +116,10 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes[Any]]] = {
     CompactTxns: registering.compact_txns,
     ConfirmClock: clocks.confirm_clock,
     Describe: placing.describe,
-    Expire: holding.expire,
+    Expire: sessions.expire,
     Finish: placing.finish,
     ForgetTables: committing.forget_tables,
-    Heartbeat: holding.heartbeat,
+    Heartbeat: sessions.heartbeat,
     InitTxns: registering.init_txns,
     Join: registering.join,
     KeepReceipts: collecting.keep_receipts,
@@ -123,7 +130,7 @@ _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes[Any]]] = {
     Retain: holding.retain,
     RetireRollups: collecting.retire_rollups,
     Split: placing.split,
-    Swept: holding.swept,
+    Swept: sessions.swept,
     TakeHold: holding.take_hold,
     Tidy: committing.tidy,
     Withdraw: registering.withdraw,

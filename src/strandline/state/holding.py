@@ -1,4 +1,4 @@
-"""The transitions of holds and sessions: who still needs what, and who is still there."""
+"""The transitions of holds: who still needs what."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from strandline.errors import AsOfTooOld, Fenced, UsageError
-from strandline.state.author import Author, Changes, is_open
 from strandline.state.commands import (
-    Acknowledge,
+    Author,
+    Changes,
     CloseHold,
-    CloseSession,
-    Expire,
-    Heartbeat,
     MoveHold,
     OpenHold,
     Retain,
-    Swept,
     TakeHold,
 )
 from strandline.state.model import Diff, Hold, Meta
@@ -24,17 +20,12 @@ from strandline.state.replay import State
 
 __all__ = [
     "RETENTION",
-    "acknowledge",
     "close_hold",
-    "close_session",
     "ended_with",
-    "expire",
-    "heartbeat",
     "move_hold",
     "open_hold",
     "retain",
     "since_of",
-    "swept",
     "take_hold",
 ]
 
@@ -149,66 +140,6 @@ def _changed(
     if meta is not None or since != before.since:
         diffs.append(Diff("meta", (), replace(before, since=since)))
     return diffs
-
-
-# --- sessions
-
-
-def heartbeat(_: State, __: Heartbeat, ___: Author) -> Changes[bool]:
-    """The transition of `Heartbeat`."""
-    return [], True
-
-
-def close_session(state: State, command: CloseSession, author: Author) -> Changes[bool]:
-    """The transition of `CloseSession`."""
-    session = state.sessions.get((author.session,))
-    if session is None or not is_open(session):
-        return [], True  # one that expired is swept
-    after = None
-    if command.littered:
-        # The record counts, so that its outcome can be told by the state as that of any other.
-        here, count = state.seqno + 1, session.count + 1
-        after = replace(session, count=count, expired=here, acknowledged=here)
-    diffs = [Diff("sessions", (author.session,), after), *ended_with(state, author.session)]
-    for key, holder in state.holders.range():
-        if holder.session == author.session:
-            diffs.append(Diff("holders", key, replace(holder, session="")))
-    return diffs, True
-
-
-def expire(state: State, command: Expire, author: Author) -> Changes[bool]:
-    """The transition of `Expire`."""
-    session = state.sessions.get((command.session,))
-    if session is None or not is_open(session) or session.count != command.count:
-        return [], False
-    if command.session == author.session:
-        raise UsageError("a session cannot expire itself; close it")
-    ended = replace(session, expired=state.seqno + 1)
-    return [Diff("sessions", (command.session,), ended), *ended_with(state, command.session)], True
-
-
-def acknowledge(state: State, command: Acknowledge, _: Author) -> Changes[bool]:
-    """The transition of `Acknowledge`."""
-    session = state.sessions.get((command.session,))
-    if session is None or session.expired is None or session.acknowledged is not None:
-        return [], False
-    if command.count is not None and session.count != command.count:
-        return [], False
-    after = replace(session, acknowledged=state.seqno + 1)
-    return [Diff("sessions", (command.session,), after)], True
-
-
-def swept(state: State, command: Swept, _: Author) -> Changes[bool]:
-    """The transition of `Swept`."""
-    session = state.sessions.get((command.session,))
-    if session is None:
-        return [], False
-    if session.acknowledged is None:
-        raise UsageError(
-            f"session {command.session} may still write objects: it has to be acknowledged first"
-        )
-    after = None if command.last else replace(session, swept=command.at)
-    return [Diff("sessions", (command.session,), after)], True
 
 
 def ended_with(state: State, session: str) -> list[Diff]:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from strandline.state.model import L0, TableVersion
 from strandline.state.registering import current_table
 from strandline.state.replay import State
+from strandline.state.sessions import is_open
 
 __all__ = ["INVARIANTS", "broken"]
 
@@ -87,7 +88,7 @@ def holds_are_honoured(state: State) -> Iterator[str]:
         if hold.seqno is not None and hold.seqno > state.seqno:
             yield f"hold {hold_id} is at seqno {hold.seqno}, the state at {state.seqno}"
         session = state.sessions.get((hold.session,)) if hold.session else None
-        if hold.session and (session is None or session.expired is not None):
+        if hold.session and not is_open(session):
             yield f"hold {hold_id} belongs to session {hold.session}, which is not open"
 
 

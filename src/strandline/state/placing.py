@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from strandline.errors import UpperMismatch, UsageError
-from strandline.state.author import Author, Changes, check_keys, check_session, is_open
 from strandline.state.commands import (
     AdvanceUpper,
     Append,
     AppendResult,
     Apply,
     ApplyResult,
+    Author,
+    Changes,
     Claim,
     Clear,
     Compact,
@@ -38,6 +39,7 @@ from strandline.state.model import (
     TableVersion,
 )
 from strandline.state.replay import State
+from strandline.state.sessions import check_keys, check_session, is_open
 from strandline.state.tokens import known_token, remember_token
 from strandline.times import TIME_MAX
 

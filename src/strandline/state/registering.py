@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import chain, islice, pairwise
 
 from strandline.errors import TransactionConflict, UpperMismatch, UsageError
-from strandline.state.author import Author, Changes
 from strandline.state.clocks import check_clock
 from strandline.state.commands import (
+    Author,
+    Changes,
     Commit,
     CompactTxns,
     InitTxns,

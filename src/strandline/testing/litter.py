@@ -14,8 +14,8 @@ from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import ClockSkew, Fenced, LocationError, UsageError
 from strandline.ids import ObjectKey, new_part_id, session_of
-from strandline.state.author import is_open
 from strandline.state.model import Entry
+from strandline.state.sessions import is_open
 from strandline.testing.actors import Play, close, opened
 from strandline.testing.jobs import KEYS, arrow_of
 from strandline.testing.reference import Put, Row

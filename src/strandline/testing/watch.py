@@ -16,13 +16,13 @@ from strandline.location import Blob, BlobInfo, Location
 from strandline.location.memory import MemoryConsensus, MemoryStore
 from strandline.shard.chain import follow
 from strandline.shard.opening import Log, open_state
-from strandline.state.author import is_open
 from strandline.state.codec import LogRecord, decode_page, decode_rollup
 from strandline.state.garbage import is_part
 from strandline.state.invariants import broken
 from strandline.state.model import Dead, Entry, Reference, Rollup, Session
 from strandline.state.pages import Page, PagesNeeded
 from strandline.state.replay import State, initial
+from strandline.state.sessions import is_open
 
 __all__ = ["LATEST_MICROS", "Broken", "Guarded", "GuardedLogs", "Seen", "Watch"]
 

@@ -15,7 +15,6 @@ from strandline.errors import Fenced, UnknownTable
 from strandline.location import Location
 from strandline.shard.look import Look
 from strandline.shard.machine import Machine
-from strandline.state.author import is_open
 from strandline.state.commands import (
     Commit,
     CommitResult,
@@ -31,6 +30,7 @@ from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.registering import called
+from strandline.state.sessions import is_open
 from strandline.times import told
 from strandline.txn.clock import Clock
 from strandline.txn.grouping import CommitQueue, Note

@@ -1,4 +1,4 @@
-"""Holds, leases and appends by a shard's own writers: what `decide` makes of them."""
+"""Holds, claims and appends by a shard's own writers: what `decide` makes of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from strandline.state.commands import (
     Claim,
     Clear,
     CloseHold,
-    CloseSession,
     Describe,
     Expire,
     Finish,
@@ -27,8 +26,8 @@ from strandline.state.commands import (
     TakeHold,
 )
 from strandline.state.decide import Author, decide
-from strandline.state.model import Hold, Part, Session
-from tests.support.states import Shard, creates, part, table, write
+from strandline.state.model import Hold, Part
+from tests.support.states import Shard, appends, creates, part, reader, shard_at, table, write
 
 
 def timed(key: str, first: int, last: int) -> Part:
@@ -36,22 +35,8 @@ def timed(key: str, first: int, last: int) -> Part:
     return replace(part(key, b"a", b"m"), time_min=first, time_max=last)
 
 
-def appends(lower: int, upper: int | None, *parts: Part, **more: object) -> Append:
-    return Append(lower, upper, parts, expected_upper=lower, **more)  # type: ignore[arg-type]
-
-
 def replicated(lower: int, upper: int | None, *parts: Part) -> Append:
     return Append(lower, upper, parts, replicated=True)
-
-
-def reader(since: int | None = None) -> Hold:
-    return Hold(since, seqno=0, kind="reader")
-
-
-def shard_at(upper: int) -> Shard:
-    shard = Shard()
-    shard.do(appends(0, upper))
-    return shard
 
 
 # --- appends
@@ -245,47 +230,7 @@ def test_a_shard_that_is_read_and_written_to_the_end_is_empty_for_ever() -> None
         shard.do(OpenHold("late", reader(), leased=True))
 
 
-# --- leases
-
-
-def test_a_session_expires_only_if_it_wrote_nothing_since_it_was_looked_at() -> None:
-    shard = shard_at(9)
-    shard.do(Heartbeat(), session="w2")
-    shard.do(Heartbeat(), session="w2")
-    assert shard.do(Expire("w2", 1)) is False
-    assert shard.do(Expire("w2", 2)) is True
-    assert shard.state.sessions.get(("w2",)) == Session(2, opened=2, expired=4)
-    assert shard.do(Expire("w2", 2)) is False
-    assert shard.do(Expire("w3", 0)) is False
-
-
-def test_an_expired_session_writes_nothing_any_more() -> None:
-    shard = shard_at(9)
-    shard.do(Heartbeat(), session="w2")
-    shard.do(Expire("w2", 1))
-    for command in (Heartbeat(), appends(9, 10), Claim(), Retain(3)):
-        with pytest.raises(Fenced, match="w2"):
-            shard.do(command, session="w2")
-    assert shard.do(CloseSession(), session="w2") is True
-    assert shard.state.sessions.get(("w2",)) is not None
-
-
-def test_leased_holds_and_the_claim_end_with_their_session() -> None:
-    for ends in (Expire("w2", 3), CloseSession()):
-        shard = shard_at(9)
-        shard.do(OpenHold("leased", reader(2), leased=True), session="w2")
-        shard.do(OpenHold("lasting", reader(4), leased=False), session="w2")
-        assert shard.do(Claim(), session="w2") is True
-        assert shard.do(Claim()) is False
-        shard.do(ends, session="w2" if isinstance(ends, CloseSession) else "w1")
-        assert [key[0] for key, _ in shard.state.holds.range()] == ["lasting"]
-        assert shard.state.meta.since == 4
-        assert shard.do(Claim()) is True
-
-
-def test_a_session_does_not_expire_itself() -> None:
-    with pytest.raises(UsageError, match="itself"):
-        shard_at(9).do(Expire("w1", 1))
+# --- the claim
 
 
 def test_a_claim_is_given_back_by_its_owner_only() -> None:

@@ -26,11 +26,11 @@ from strandline.parts.schema import DIFF, TIME
 from strandline.shard.alone.shard import Shard
 from strandline.shard.alone.updates import Updates, check_bound, updates_from
 from strandline.state import model
-from strandline.state.author import is_open
 from strandline.state.codec import decode_batch, encode_batch
 from strandline.state.commands import Heartbeat
 from strandline.state.model import FORMAT, Part
 from strandline.state.plan import leaf_bounds
+from strandline.state.sessions import is_open
 
 __all__ = ["Batch", "BatchBuilder", "check_within", "write_updates"]
 

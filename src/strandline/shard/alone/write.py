@@ -27,9 +27,8 @@ from strandline.shard.alone.batches import (
 from strandline.shard.alone.compaction import ShardCompaction, Strategy, compact_shard
 from strandline.shard.alone.shard import Shard
 from strandline.shard.alone.updates import Updates, check_bound, updates_from
-from strandline.state.author import Author
 from strandline.state.commands import AdvanceUpper, Append, AppendResult, Heartbeat
-from strandline.state.decide import decide
+from strandline.state.decide import Author, decide
 from strandline.state.model import Part
 from strandline.state.replay import State
 from strandline.state.tokens import token_of
