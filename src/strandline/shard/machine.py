@@ -42,7 +42,6 @@ from strandline.state.commands import (
     Describe,
     Heartbeat,
     RetireRollups,
-    objects_of,
 )
 from strandline.state.decide import Author, Decision, decide
 from strandline.state.model import Diff, Rollup
@@ -373,7 +372,7 @@ class Machine:
 
     def _check_objects(self, command: Command[Any]) -> None:
         """Fenced if the command enters objects of a session that others ended."""
-        ended = {session_of(key) for key in objects_of(command)} & self._ended
+        ended = {session_of(key) for key in command.enters()} & self._ended
         if ended:
             raise Fenced(
                 f"session {min(map(str, ended))}, which wrote objects of this command, was ended "
@@ -894,7 +893,7 @@ def _fate(state: State, attempt: _Attempt) -> tuple[bool | None, bool]:
 
 def _entered(attempt: _Attempt) -> Iterator[str]:
     """The keys of the objects that a record entered; of a rollup its own stands for its pages."""
-    yield from objects_of(attempt.command)
+    yield from attempt.command.enters()
     yield from (d.after.key for d in attempt.record.diffs if isinstance(d.after, Rollup))
     for member, outcome in _members(attempt):
         granted = isinstance(outcome, CommitResult) and not outcome.repeated

@@ -15,52 +15,14 @@ from typing import Any, Generic
 from strandline.state import (
     clocks,
     collecting,
+    commands,
     committing,
     holding,
     placing,
     registering,
     sessions,
 )
-from strandline.state.commands import (
-    Acknowledge,
-    AdvanceUpper,
-    Append,
-    Apply,
-    Attach,
-    Author,
-    Changes,
-    Claim,
-    Clear,
-    CloseHold,
-    CloseSession,
-    Collect,
-    Command,
-    Commit,
-    CommitGroup,
-    Compact,
-    CompactTxns,
-    ConfirmClock,
-    Describe,
-    Expire,
-    Finish,
-    ForgetTables,
-    Heartbeat,
-    InitTxns,
-    Join,
-    KeepReceipts,
-    Leave,
-    MoveHold,
-    OpenHold,
-    R,
-    Release,
-    Retain,
-    RetireRollups,
-    Split,
-    Swept,
-    TakeHold,
-    Tidy,
-    Withdraw,
-)
+from strandline.state.commands import Author, Changes, Command, R
 from strandline.state.model import Diff
 from strandline.state.registering import current_table
 from strandline.state.replay import State
@@ -83,58 +45,63 @@ def decide(state: State, command: Command[R], author: Author) -> Decision[R]:
         sessions.check_session(state, author)
     transition: Callable[..., Changes[R]] = _TRANSITIONS[type(command)]
     diffs, result = transition(state, command, author)
-    if not diffs and not isinstance(command, Heartbeat):
+    if not diffs and not isinstance(command, commands.Heartbeat):
         return Decision((), result)
     return Decision((*diffs, *_signed(state, command, author)), result)
 
 
 def _signed(state: State, command: Command[Any], author: Author) -> list[Diff]:
     """The session's count goes up by one with each record; its first record registers it."""
-    if isinstance(command, CloseSession):
+    if isinstance(command, commands.CloseSession):
         return []
     session = sessions.recorded(state, author)
-    if isinstance(command, Attach):
+    if isinstance(command, commands.Attach):
         session = replace(session, worker=command.worker)
     return [Diff("sessions", (author.session,), session)]
 
 
 # Each takes a command of its own type: no type of a table says that of its keys and its values.
 _TRANSITIONS: dict[type, Callable[[State, Any, Author], Changes[Any]]] = {
-    Acknowledge: sessions.acknowledge,
-    AdvanceUpper: placing.advance_upper,
-    Append: placing.append,
-    Apply: placing.apply,
-    Attach: committing.attach,
-    Claim: placing.claim,
-    Clear: placing.clear,
-    CloseHold: holding.close_hold,
-    CloseSession: sessions.close_session,
-    Collect: collecting.collect,
-    Commit: committing.commit,
-    CommitGroup: committing.commit_group,
-    Compact: placing.compact,
-    CompactTxns: registering.compact_txns,
-    ConfirmClock: clocks.confirm_clock,
-    Describe: placing.describe,
-    Expire: sessions.expire,
-    Finish: placing.finish,
-    ForgetTables: committing.forget_tables,
-    Heartbeat: sessions.heartbeat,
-    InitTxns: registering.init_txns,
-    Join: registering.join,
-    KeepReceipts: collecting.keep_receipts,
-    Leave: registering.leave,
-    MoveHold: holding.move_hold,
-    OpenHold: holding.open_hold,
-    Release: committing.release,
-    Retain: holding.retain,
-    RetireRollups: collecting.retire_rollups,
-    Split: placing.split,
-    Swept: sessions.swept,
-    TakeHold: holding.take_hold,
-    Tidy: committing.tidy,
-    Withdraw: registering.withdraw,
+    commands.Attach: committing.attach,
+    commands.Commit: committing.commit,
+    commands.CommitGroup: committing.commit_group,
+    commands.ForgetTables: committing.forget_tables,
+    commands.Release: committing.release,
+    commands.Tidy: committing.tidy,
+    commands.ConfirmClock: clocks.confirm_clock,
+    commands.CompactTxns: registering.compact_txns,
+    commands.InitTxns: registering.init_txns,
+    commands.Join: registering.join,
+    commands.Leave: registering.leave,
+    commands.Withdraw: registering.withdraw,
+    commands.AdvanceUpper: placing.advance_upper,
+    commands.Append: placing.append,
+    commands.Apply: placing.apply,
+    commands.Claim: placing.claim,
+    commands.Clear: placing.clear,
+    commands.Compact: placing.compact,
+    commands.Describe: placing.describe,
+    commands.Finish: placing.finish,
+    commands.Split: placing.split,
+    commands.CloseHold: holding.close_hold,
+    commands.MoveHold: holding.move_hold,
+    commands.OpenHold: holding.open_hold,
+    commands.Retain: holding.retain,
+    commands.TakeHold: holding.take_hold,
+    commands.Acknowledge: sessions.acknowledge,
+    commands.CloseSession: sessions.close_session,
+    commands.Expire: sessions.expire,
+    commands.Heartbeat: sessions.heartbeat,
+    commands.Swept: sessions.swept,
+    commands.Collect: collecting.collect,
+    commands.KeepReceipts: collecting.keep_receipts,
+    commands.RetireRollups: collecting.retire_rollups,
 }
 
 # These look at their token first, and a session may be closed twice.
-_SAY_WHEN_FENCED = (Append, Commit, CommitGroup, CloseSession)
+_SAY_WHEN_FENCED = (
+    commands.Append,
+    commands.Commit,
+    commands.CommitGroup,
+    commands.CloseSession,
+)
