@@ -112,12 +112,12 @@ from strandline.state.model import (
     Meta,
     Part,
     PartUse,
-    Progress,
     Receipt,
     Reference,
     Rollup,
     Session,
     TableVersion,
+    Tidied,
     TokenWindow,
 )
 from strandline.state.plan import plan_compaction, plan_descent, plan_read
@@ -261,7 +261,7 @@ SHOWN: dict[type, Callable[[Any], str]] = {
         else f"tidied, was by {e.session}"
     ),
     TableVersion: show_table,
-    Progress: lambda progress: f"through {progress.tidied_through}",
+    Tidied: lambda tidied: f"through {tidied.tidied_through}",
     TokenWindow: lambda w: ", ".join(f"{number} at {time}" for number, time in w.results),
 }
 

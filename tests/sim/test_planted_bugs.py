@@ -13,8 +13,7 @@ import pytest
 
 from strandline.changes import spans as changes
 from strandline.shard import deleting
-from strandline.state import changes as plan_of_entries
-from strandline.state import committing, decide, garbage
+from strandline.state import committing, decide, garbage, updates
 from strandline.state.commands import CommitGroup, Compact
 from strandline.state.decide import Author
 from strandline.state.model import Entry
@@ -33,32 +32,32 @@ def test_a_vacuum_that_ignores_a_hold_is_noticed(monkeypatch: Patch) -> None:
 
 
 def test_a_vacuum_that_waits_for_no_mark_is_noticed(monkeypatch: Patch) -> None:
-    bounds = garbage._Bounds
+    bounds = garbage._Passed
 
     def unmarked(rollup: int, hold: int, _: int, receipt: int) -> Any:
         return bounds(rollup, hold, 1 << 62, receipt)
 
-    monkeypatch.setattr(garbage, "_Bounds", unmarked)
+    monkeypatch.setattr(garbage, "_Passed", unmarked)
     assert noticed(range(1, 40), "microseconds ago")
 
 
 def test_a_vacuum_that_waits_for_no_rollup_is_noticed(monkeypatch: Patch) -> None:
-    bounds = garbage._Bounds
+    bounds = garbage._Passed
 
     def early(_: int, hold: int, delay: int, receipt: int) -> Any:
         return bounds(1 << 62, hold, delay, receipt)
 
-    monkeypatch.setattr(garbage, "_Bounds", early)
+    monkeypatch.setattr(garbage, "_Passed", early)
     assert noticed(range(1, 40), "the newest rollup that was read back")
 
 
 def test_a_vacuum_that_waits_for_no_receipt_is_noticed(monkeypatch: Patch) -> None:
-    bounds = garbage._Bounds
+    bounds = garbage._Passed
 
     def uncopied(rollup: int, hold: int, delay: int, _: int) -> Any:
         return bounds(rollup, hold, delay, 1 << 62)
 
-    monkeypatch.setattr(garbage, "_Bounds", uncopied)
+    monkeypatch.setattr(garbage, "_Passed", uncopied)
     assert noticed(range(1, 40), "receipts reach")
 
 
@@ -138,7 +137,7 @@ def test_a_subscriber_that_takes_its_entries_for_all_that_happened_is_noticed(
 
 
 def test_a_subscriber_that_skips_entries_is_noticed(monkeypatch: Patch) -> None:
-    committed = plan_of_entries.entry_task
+    committed = updates.entry_task
 
     def skipping(entries: list[Entry], intervals: Any) -> Any:
         return committed(entries[:-1] if len(entries) > 1 else entries, intervals)

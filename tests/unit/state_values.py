@@ -20,12 +20,12 @@ from strandline.state.model import (
     Meta,
     Part,
     PartUse,
-    Progress,
     Receipt,
     Reference,
     Rollup,
     Session,
     TableVersion,
+    Tidied,
     TokenWindow,
 )
 
@@ -131,7 +131,7 @@ ITEMS: dict[str, st.SearchStrategy[Any]] = {
     "entries": st.builds(Entry, words, numbers, numbers, words, batches).map(
         lambda v: ((v.table, v.time, v.ordinal), v)
     ),
-    "tidied": st.tuples(st.tuples(words), st.builds(Progress, numbers)),
+    "tidied": st.tuples(st.tuples(words), st.builds(Tidied, numbers)),
     "tokens": st.tuples(st.tuples(words), windows),
 }
 assert ITEMS.keys() == COLLECTIONS.keys()

@@ -25,8 +25,8 @@ from strandline.parts.rows.merge import Source
 from strandline.parts.rows.updates import OLD, OP, first_of_each, happened, netted, updates_in
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.read.reading import Reading, Want, cuts, intervals_of, typed, united_tables
-from strandline.state.changes import ChangeTask
 from strandline.state.model import Entry, Interval, Part, TableVersion
+from strandline.state.updates import ChangeTask
 from strandline.txn.handle import Handle
 from strandline.txn.view import View, view_at
 

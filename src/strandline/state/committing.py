@@ -28,7 +28,7 @@ from strandline.state.commands import (
     Tidy,
     Write,
 )
-from strandline.state.model import Batch, Diff, Entry, Holder, Key, Progress, TableVersion
+from strandline.state.model import Batch, Diff, Entry, Holder, Key, TableVersion, Tidied
 from strandline.state.pages import TOP
 from strandline.state.registering import called, check_tokens, current_table, register, time_of
 from strandline.state.replay import State, replay
@@ -315,7 +315,7 @@ def _tidied(state: State, keys: tuple[Key, ...]) -> Changes[int]:
     for table, time in through.items():
         before = state.tidied.get((table,))
         if before is None or before.tidied_through < time:
-            diffs.append(Diff("tidied", (table,), Progress(time)))
+            diffs.append(Diff("tidied", (table,), Tidied(time)))
     return diffs, count
 
 

@@ -83,11 +83,11 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
     covered = max((receipt.last for _, receipt in state.receipts.range()), default=0)
     known = max(mature, default=_NOTHING)
     rolled_up = verified[-1] if verified else _NOTHING
-    bounds = _Bounds(rolled_up, held, known, covered)
+    passed = _Passed(rolled_up, held, known, covered)
     delete: list[tuple[Key, Dead]] = []
     waiting: list[tuple[Dead, str]] = []
     for key, dead in state.dead.range():
-        reason = bounds.waits_for(dead)
+        reason = passed.waits_for(dead)
         if reason is None:
             delete.append((key, dead))
         else:
@@ -117,7 +117,7 @@ def plan_vacuum(state: State, now: int, delay: int) -> VacuumPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class _Passed:
     """Up to which seqno what died has passed each of the things that it waits for."""
 
     rollup: int

@@ -25,8 +25,8 @@ __all__ = [
     "move_hold",
     "open_hold",
     "retain",
-    "since_of",
     "take_hold",
+    "with_since",
 ]
 
 RETENTION = "retention"
@@ -126,6 +126,11 @@ def since_of(meta: Meta, holds: Sequence[Hold]) -> int | None:
     if meta.upper is not None:
         times.append(max(meta.upper - 1, 0))
     return max(meta.since, min(times)) if times else None
+
+
+def with_since(state: State, meta: Meta) -> Meta:
+    """The scalars, with the since that the holds of the state allow under their upper."""
+    return replace(meta, since=since_of(meta, [hold for _, hold in state.holds.range()]))
 
 
 def _changed(

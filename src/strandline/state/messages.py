@@ -25,13 +25,13 @@ from strandline.state.model import (
     Origin,
     Part,
     PartUse,
-    Progress,
     Receipt,
     Reference,
     Rollup,
     Session,
     TableKind,
     TableVersion,
+    Tidied,
     TokenWindow,
     Value,
 )
@@ -375,12 +375,12 @@ def _get_entry(item: pb.Item, key: Key) -> Entry:
     return Entry(key[0], key[1], key[2], item.entry.session, get_batch(item.entry.batch))
 
 
-def _put_progress(item: pb.Item, progress: Progress, _: Key) -> None:
-    item.progress.tidied_through = progress.tidied_through
+def _put_tidied(item: pb.Item, tidied: Tidied, _: Key) -> None:
+    item.progress.tidied_through = tidied.tidied_through
 
 
-def _get_progress(item: pb.Item, _: Key) -> Progress:
-    return Progress(item.progress.tidied_through)
+def _get_tidied(item: pb.Item, _: Key) -> Tidied:
+    return Tidied(item.progress.tidied_through)
 
 
 def _put_token_window(item: pb.Item, window: TokenWindow, _: Key) -> None:
@@ -430,7 +430,7 @@ COLLECTIONS: dict[str, Stored] = {
         pb.TABLES, ("text", "number"), "table_version", _put_table_version, _get_table_version
     ),
     "entries": Stored(pb.ENTRIES, ("text", "number", "second"), "entry", _put_entry, _get_entry),
-    "tidied": Stored(pb.TIDIED, ("text",), "progress", _put_progress, _get_progress),
+    "tidied": Stored(pb.TIDIED, ("text",), "progress", _put_tidied, _get_tidied),
     "tokens": Stored(pb.TOKENS, ("text",), "token_window", _put_token_window, _get_token_window),
 }
 NAMES: dict[int, str] = {entry.number: name for name, entry in COLLECTIONS.items()}

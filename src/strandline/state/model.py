@@ -32,13 +32,13 @@ __all__ = [
     "Origin",
     "Part",
     "PartUse",
-    "Progress",
     "Receipt",
     "Reference",
     "Rollup",
     "Session",
     "TableKind",
     "TableVersion",
+    "Tidied",
     "TokenWindow",
     "Value",
 ]
@@ -146,6 +146,11 @@ class Entry:
     """The place among the entries of that time, from 0."""
     session: str
     batch: Batch
+
+    @property
+    def place(self) -> Interval:
+        """Where rows of the entry can be."""
+        return Interval(self.batch.lower, self.batch.upper + b"\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +377,7 @@ class TableVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Tidied:
     """How far a table's entries have been retracted. Key: (table,)."""
 
     tidied_through: int
@@ -403,7 +408,7 @@ Value = (
     | Rollup
     | TableVersion
     | Entry
-    | Progress
+    | Tidied
     | TokenWindow
 )
 
@@ -421,7 +426,7 @@ COLLECTIONS: dict[str, type] = {
     "receipts": Receipt,
     "tables": TableVersion,
     "entries": Entry,
-    "tidied": Progress,
+    "tidied": Tidied,
     "tokens": TokenWindow,
 }
 

@@ -23,7 +23,7 @@ from strandline.state.commands import (
     Output,
     Split,
 )
-from strandline.state.holding import RETENTION, since_of
+from strandline.state.holding import RETENTION, with_since
 from strandline.state.model import (
     EVERYTHING,
     L0,
@@ -81,7 +81,7 @@ def apply(state: State, command: Apply, _: Author) -> Changes[ApplyResult]:
     leaves = _place(state, change, command.parts)
     meta = replace(meta, upper=command.new_upper, origin="txns")
     if command.owner:  # its readers hold it like any other shard that is used by itself
-        meta = replace(meta, since=since_of(meta, [hold for _, hold in state.holds.range()]))
+        meta = with_since(state, meta)
     return change.diffs(meta), ApplyResult(command.new_upper, leaves)
 
 
@@ -103,7 +103,7 @@ def _place(
         if part.key in added:
             raise UsageError(f"part {part.key} is added twice; each part has a key of its own")
         added.add(part.key)
-        cut = rows_from if rows_from is not None and rows_from > _least(part) else None
+        cut = rows_from if rows_from is not None and rows_from > (part.time_min or 0) else None
         leaf = _leaf_of(state, part.span)
         number, lower, interval = (
             (L0, b"", EVERYTHING) if leaf is None else (leaf.id, leaf.interval.lower, leaf.interval)
@@ -115,10 +115,6 @@ def _place(
             leaves.add(lower)
     places: tuple[bytes | None, ...] = tuple(sorted(leaves))
     return (*places, None) if in_l0 else places
-
-
-def _least(part: Part) -> int:
-    return 0 if part.time_min is None else part.time_min
 
 
 def _check_new(state: State, part: Part) -> None:
@@ -141,8 +137,7 @@ def advance_upper(state: State, command: AdvanceUpper, _: Author) -> Changes[int
     if meta.upper is None or meta.upper >= command.upper:
         return [], meta.upper
     _check_direct(meta)
-    after = replace(meta, upper=command.upper)
-    after = replace(after, since=since_of(after, [hold for _, hold in state.holds.range()]))
+    after = with_since(state, replace(meta, upper=command.upper))
     return [Diff("meta", (), after)], command.upper
 
 
@@ -217,8 +212,7 @@ def _appended(state: State, command: Append, meta: Meta, upper: int) -> list[Dif
     change = _References(state)
     _place(state, change, kept, rows_from=upper)
     meta = replace(meta, upper=command.new_upper, origin="direct")
-    meta = replace(meta, since=since_of(meta, [hold for _, hold in state.holds.range()]))
-    diffs = change.diffs(meta)
+    diffs = change.diffs(with_since(state, meta))
     if command.token is not None:
         result = _EMPTY if command.new_upper is None else command.new_upper
         diffs.append(remember_token(state, command.token, result))

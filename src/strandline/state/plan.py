@@ -21,6 +21,7 @@ __all__ = [
     "basic",
     "by_leaf",
     "full",
+    "in_leaf",
     "leaf_at",
     "leaf_bounds",
     "leaf_number",
@@ -57,7 +58,8 @@ class ReadTask:
         Whoever plans a task anew asks for these: all that is asked for inside the leaf would give
         the rows of the leaf's other tasks, too.
         """
-        places = [*(r.place for r in self.references), *map(_place, self.entries)]
+        sources: tuple[Reference | Entry, ...] = (*self.references, *self.entries)
+        places = [source.place for source in sources]
         uppers = [place.upper for place in places if place.upper is not None]
         upper = max(uppers) if len(uppers) == len(places) else None
         hull = Interval(min(place.lower for place in places), upper)
@@ -90,14 +92,14 @@ def plan_read(
             return False
         return reference.time_min <= as_of if raw else reference.matters_at(as_of)
 
-    above = [] if shadowed else [r for r in level_zero(state) if matters(r)]
+    applied = [] if shadowed else level_zero(state)
+    above: list[Reference | Entry] = [*filter(matters, applied), *entries]
     tasks: list[ReadTask] = []
     for leaf, inside in by_leaf(state, wanted):
-        references = [] if shadowed else [r for r in _of_leaf(state, leaf) if matters(r)]
+        references = [] if shadowed else [r for r in in_leaf(state, leaf) if matters(r)]
         sources: list[_Placed] = [
             *((r.place, r) for r in references),
-            *((place, r) for r in above if (place := r.place.intersect(leaf.interval))),
-            *((place, e) for e in entries if (place := _place(e).intersect(leaf.interval))),
+            *((place, s) for s in above if (place := s.place.intersect(leaf.interval))),
         ]
         touched = [
             (place, source)
@@ -141,7 +143,8 @@ def level_zero(state: State) -> list[Reference]:
     return [reference for _, reference in state.references.prefix((0,))]
 
 
-def _of_leaf(state: State, leaf: Leaf) -> list[Reference]:
+def in_leaf(state: State, leaf: Leaf) -> list[Reference]:
+    """The references that are assigned to that leaf."""
     return [reference for _, reference in state.references.prefix((1, leaf.interval.lower))]
 
 
@@ -175,10 +178,6 @@ def _leaves_at(state: State, interval: Interval) -> Iterator[Leaf]:
     end = None if interval.upper is None else (interval.upper,)
     for _, leaf in state.leaves.range((after,), end):
         yield leaf
-
-
-def _place(entry: Entry) -> Interval:
-    return Interval(entry.batch.lower, entry.batch.upper + b"\0")
 
 
 def _clusters(sources: list[_Placed]) -> Iterator[list[_Placed]]:
@@ -428,17 +427,13 @@ def plan_sinking(
     `length_max`. About `outputs_max` references are made at most.
     """
     above = list(state.references.prefix((0,)))
-    inputs: list[Key] = []
-    outputs: list[Output] = []
-    for number, (key, reference) in enumerate(above):
-        waits = number >= len(above) - length_max
-        if waits and reference.part.size < leaf_bytes_min * _touched(state, reference.place):
-            continue
-        inputs.append(key)
-        outputs += _sunk(state, reference)
-        if len(outputs) >= outputs_max:
-            break
-    return Compact(tuple(inputs), tuple(outputs)) if inputs else None
+    due = (
+        (key, reference)
+        for number, (key, reference) in enumerate(above)
+        if number < len(above) - length_max
+        or reference.part.size >= leaf_bytes_min * _touched(state, reference.place)
+    )
+    return next(_sinking(state, due, outputs_max), None)
 
 
 def _touched(state: State, place: Interval) -> int:
@@ -449,9 +444,15 @@ def _touched(state: State, place: Interval) -> int:
 
 def plan_descent(state: State, *, outputs_max: int = 1_000) -> Iterator[Compact]:
     """Moves every L0 reference into the leaves that its part touches: metadata only."""
+    return _sinking(state, state.references.prefix((0,)), outputs_max)
+
+
+def _sinking(
+    state: State, references: Iterable[tuple[Key, Reference]], outputs_max: int
+) -> Iterator[Compact]:
     inputs: list[Key] = []
     outputs: list[Output] = []
-    for key, reference in state.references.prefix((0,)):
+    for key, reference in references:
         inputs.append(key)
         outputs += _sunk(state, reference)
         if len(outputs) >= outputs_max:

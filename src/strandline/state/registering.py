@@ -25,7 +25,7 @@ from strandline.state.commands import (
     TableChange,
     Withdraw,
 )
-from strandline.state.holding import since_of
+from strandline.state.holding import with_since
 from strandline.state.model import Diff, Key, Meta, TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State
@@ -245,6 +245,5 @@ def leave(state: State, command: Leave, _: Author) -> Changes[bool]:
         return [], False
     # ◆ Readers were told that nothing comes before that time, so nobody may append there.
     upper = max(meta.upper, command.upper)
-    after = replace(meta, owner="", origin="direct", upper=upper)
-    since = since_of(after, [hold for _, hold in state.holds.range()])
-    return [Diff("meta", (), replace(after, since=since))], True
+    after = with_since(state, replace(meta, owner="", origin="direct", upper=upper))
+    return [Diff("meta", (), after)], True

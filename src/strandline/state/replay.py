@@ -20,12 +20,12 @@ from strandline.state.model import (
     Mark,
     Meta,
     PartUse,
-    Progress,
     Receipt,
     Reference,
     Rollup,
     Session,
     TableVersion,
+    Tidied,
     TokenWindow,
     Value,
 )
@@ -100,7 +100,7 @@ class State:
         return self.maps["entries"]
 
     @property
-    def tidied(self) -> PagedMap[Progress]:
+    def tidied(self) -> PagedMap[Tidied]:
         return self.maps["tidied"]
 
     @property

@@ -39,8 +39,8 @@ from strandline.state.model import (
     Interval,
     Meta,
     PartUse,
-    Progress,
     Session,
+    Tidied,
     TokenWindow,
 )
 from tests.support.states import Shard, batch, creates, in_l0, part, replaces, table, where, write
@@ -406,8 +406,8 @@ def test_tidy_retracts_each_entry_once_and_remembers_how_far_it_came() -> None:
     assert shard.do(Tidy((("t1", 5, 0), ("t1", 6, 0), ("t1", 5, 0)))) == 2
     assert shard.do(Tidy((("t1", 5, 0), ("t2", 5, 1)))) == 1
     assert [entry.time for entry in shard.entries() if entry.table == "t1"] == [7]
-    assert shard.state.tidied.get(("t1",)) == Progress(6)
-    assert shard.state.tidied.get(("t2",)) == Progress(5)
+    assert shard.state.tidied.get(("t1",)) == Tidied(6)
+    assert shard.state.tidied.get(("t2",)) == Tidied(5)
 
 
 def test_a_late_tidy_of_older_entries_does_not_take_progress_back() -> None:
@@ -416,7 +416,7 @@ def test_a_late_tidy_of_older_entries_does_not_take_progress_back() -> None:
     shard.commit(write("t1"), clock=6)
     shard.do(Tidy((("t1", 6, 0),)))
     shard.do(Tidy((("t1", 5, 0),)))
-    assert shard.state.tidied.get(("t1",)) == Progress(6)
+    assert shard.state.tidied.get(("t1",)) == Tidied(6)
 
 
 def test_a_commit_tidies_along_the_way() -> None:

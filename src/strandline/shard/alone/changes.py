@@ -19,8 +19,8 @@ from strandline.settings import Settings
 from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.missing import state_without
-from strandline.state.changes import plan_changes
 from strandline.state.model import Interval, Reference
+from strandline.state.updates import plan_changes
 
 __all__ = ["check_kept", "updates_between", "updates_of"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strandline.state.model import EVERYTHING, Entry, Interval, Reference
-from strandline.state.plan import by_leaf, level_zero, united
+from strandline.state.plan import by_leaf, in_leaf, level_zero, united
 from strandline.state.replay import State
 
 __all__ = ["ChangeTask", "entry_task", "has_updates", "plan_changes", "through_within"]
@@ -46,8 +46,7 @@ def plan_changes(
     above = [r for r in level_zero(state) if has_updates(r, after, through)]
     tasks = []
     for leaf, inside in by_leaf(state, wanted):
-        own = (r for _, r in state.references.prefix((1, leaf.interval.lower)))
-        found = [*(r for r in own if has_updates(r, after, through)), *above]
+        found = [*(r for r in in_leaf(state, leaf) if has_updates(r, after, through)), *above]
         references = tuple(r for r in found if any(r.place.intersect(i) for i in inside))
         if references:
             tasks.append(ChangeTask(inside, references))
@@ -57,12 +56,8 @@ def plan_changes(
 def entry_task(entries: Iterable[Entry], intervals: Sequence[Interval] | None) -> list[ChangeTask]:
     """The same for entries, as one task or none."""
     inside = (EVERYTHING,) if intervals is None else tuple(united(intervals))
-    found = tuple(e for e in entries if e.batch.rows and any(map(_place(e).intersect, inside)))
+    found = tuple(e for e in entries if e.batch.rows and any(map(e.place.intersect, inside)))
     return [ChangeTask(inside, entries=found)] if found else []
-
-
-def _place(entry: Entry) -> Interval:
-    return Interval(entry.batch.lower, entry.batch.upper + b"\0")
 
 
 def through_within(tasks: Iterable[ChangeTask], after: int, through: int, rows_max: int) -> int:
