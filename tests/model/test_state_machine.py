@@ -23,7 +23,6 @@ from strandline.state.commands import (
     Tidy,
     Write,
 )
-from strandline.state.decide import TOKEN_WINDOW, current_table
 from strandline.state.model import EVERYTHING, L0, Entry, Interval, Key, Part, Reference
 from strandline.state.pages import PagedMap, PageRef
 from strandline.state.plan import (
@@ -34,6 +33,8 @@ from strandline.state.plan import (
     plan_read,
 )
 from strandline.state.replay import State, replay
+from strandline.state.tables import current_table
+from strandline.state.tokens import TOKEN_WINDOW
 from tests.support.states import Shard, Unloaded, batch, contents, table, unloaded
 
 LETTERS = [bytes([n]) for n in range(12)]

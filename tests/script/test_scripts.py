@@ -95,7 +95,7 @@ from strandline.state.commands import (
     Withdraw,
     Write,
 )
-from strandline.state.decide import Author, current_table, decide
+from strandline.state.decide import Author, decide
 from strandline.state.garbage import plan_vacuum
 from strandline.state.invariants import broken
 from strandline.state.model import (
@@ -122,6 +122,7 @@ from strandline.state.model import (
 )
 from strandline.state.plan import plan_compaction, plan_descent, plan_read
 from strandline.state.replay import State, initial, replay
+from strandline.state.tables import current_table
 from tests.support.states import batch, creates
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ from strandline.shard.machine import Machine
 from strandline.shard.rolling import Upkeep
 from strandline.shard.rollup import Sealed
 from strandline.state.commands import Commit, TableChange, Write
-from strandline.state.decide import current_table
 from strandline.state.replay import State
+from strandline.state.tables import current_table
 from strandline.testing.simulation import Simulation, World
 from strandline.testing.watch import Broken, Seen
 from tests.support.states import batch, table

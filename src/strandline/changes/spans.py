@@ -11,7 +11,7 @@ from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.model import Interval, TableVersion
 from strandline.state.pages import TOP
-from strandline.state.registering import called
+from strandline.state.tables import called
 from strandline.state.updates import ChangeTask, entry_task, plan_changes, through_within
 from strandline.times import told
 from strandline.txn.store import Store

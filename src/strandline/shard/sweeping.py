@@ -27,8 +27,8 @@ from strandline.state.codec import decode_rollup
 from strandline.state.commands import Swept
 from strandline.state.model import Session
 from strandline.state.pages import Page
-from strandline.state.registering import called
 from strandline.state.replay import State
+from strandline.state.tables import called
 
 __all__ = [
     "Registered",

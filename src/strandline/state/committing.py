@@ -30,7 +30,7 @@ from strandline.state.commands import (
 )
 from strandline.state.model import Batch, Diff, Entry, Holder, Key, TableVersion, Tidied
 from strandline.state.pages import TOP
-from strandline.state.registering import called, check_tokens, current_table, register, time_of
+from strandline.state.registering import check_tokens, register, time_of
 from strandline.state.replay import State, replay
 from strandline.state.sessions import (
     Event,
@@ -40,6 +40,7 @@ from strandline.state.sessions import (
     has_ended,
     is_open,
 )
+from strandline.state.tables import called, current_table
 from strandline.state.tokens import known_token, remember_token
 
 __all__ = [
@@ -49,7 +50,6 @@ __all__ = [
     "check_holders",
     "commit",
     "commit_group",
-    "current_table",
     "forget_tables",
     "release",
     "tidy",

@@ -24,11 +24,9 @@ from strandline.state import (
 )
 from strandline.state.commands import Author, Changes, Command, R
 from strandline.state.model import Diff
-from strandline.state.registering import current_table
 from strandline.state.replay import State
-from strandline.state.tokens import TOKEN_WINDOW
 
-__all__ = ["TOKEN_WINDOW", "Author", "Decision", "current_table", "decide"]
+__all__ = ["Author", "Decision", "decide"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from strandline.state.model import L0, TableVersion
-from strandline.state.registering import current_table
 from strandline.state.replay import State
 from strandline.state.sessions import is_open
+from strandline.state.tables import current_table
 
 __all__ = ["INVARIANTS", "broken"]
 

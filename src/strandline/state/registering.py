@@ -27,43 +27,20 @@ from strandline.state.commands import (
 )
 from strandline.state.holding import with_since
 from strandline.state.model import Diff, Key, Meta, TableVersion
-from strandline.state.pages import TOP
 from strandline.state.replay import State
+from strandline.state.tables import current_table, newest_version
 from strandline.state.tokens import known_token
 
 __all__ = [
-    "called",
     "check_tokens",
     "compact_txns",
-    "current_table",
     "init_txns",
     "join",
     "leave",
-    "newest_version",
     "register",
     "time_of",
     "withdraw",
 ]
-
-
-def newest_version(state: State, table: str) -> TableVersion | None:
-    """The newest version of the table with that id, whether it holds or has ended."""
-    found = state.tables.floor((table, TOP))
-    return None if found is None or found[0][0] != table else found[1]
-
-
-def current_table(state: State, table: str) -> TableVersion | None:
-    """The newest version of the table with that id if it was not dropped."""
-    version = newest_version(state, table)
-    return None if version is None or version.valid_until is not None else version
-
-
-def called(state: State, table: str) -> str:
-    """What messages call a table: by its newest name, also after it was dropped."""
-    version = newest_version(state, table)
-    if state.meta.origin == "commits":
-        return f"shard {table}"
-    return "this table" if version is None else f"table {version.name!r}"
 
 
 # --- in the txns shard

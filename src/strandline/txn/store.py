@@ -27,8 +27,8 @@ from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.shard.notebook import Notebook
 from strandline.state.model import Meta, TableVersion
-from strandline.state.registering import current_table
 from strandline.state.replay import State
+from strandline.state.tables import current_table
 from strandline.txn.milestones import Milestones
 from strandline.txn.right_of_way import RightOfWay
 from strandline.txn.txns import Txns

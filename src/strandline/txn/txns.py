@@ -26,11 +26,10 @@ from strandline.state.commands import (
     Write,
 )
 from strandline.state.committing import check_holders
-from strandline.state.decide import current_table
 from strandline.state.model import Entry, Key, TableVersion
 from strandline.state.pages import TOP
-from strandline.state.registering import called
 from strandline.state.sessions import is_open
+from strandline.state.tables import called, current_table
 from strandline.times import told
 from strandline.txn.clock import Clock
 from strandline.txn.grouping import CommitQueue, Note

@@ -31,7 +31,7 @@ from strandline.state.commands import (
     Tidy,
     Write,
 )
-from strandline.state.decide import TOKEN_WINDOW, Author, current_table, decide
+from strandline.state.decide import Author, decide
 from strandline.state.model import (
     EVERYTHING,
     L0,
@@ -43,6 +43,8 @@ from strandline.state.model import (
     Tidied,
     TokenWindow,
 )
+from strandline.state.tables import current_table
+from strandline.state.tokens import TOKEN_WINDOW
 from tests.support.states import Shard, batch, creates, in_l0, part, replaces, table, where, write
 
 

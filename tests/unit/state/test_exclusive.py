@@ -24,8 +24,8 @@ from strandline.state.commands import (
     Tidy,
     Write,
 )
-from strandline.state.committing import current_table
 from strandline.state.model import Hold, Holder, Part, Session
+from strandline.state.tables import current_table
 from tests.support.states import Shard, batch, creates, part, write
 
 

@@ -15,7 +15,7 @@ from strandline.ids import parse_id
 from strandline.shard.alone.shard import Shard
 from strandline.state.commands import Join, JoinResult, Leave, TableChange, Withdraw
 from strandline.state.model import TableVersion
-from strandline.state.registering import newest_version
+from strandline.state.tables import newest_version
 from strandline.txn.alone.store import LoneStore
 
 __all__ = ["forget_shard", "register_shard"]

@@ -22,7 +22,7 @@ from strandline.shard.alone.shard import Shard
 from strandline.shard.alone.snapshots import check_readable, rows_in, schema_of
 from strandline.shard.look import Look
 from strandline.state.model import EVERYTHING, Entry
-from strandline.state.registering import newest_version
+from strandline.state.tables import newest_version
 from strandline.txn.alone.store import LoneStore
 
 __all__ = ["snapshot"]

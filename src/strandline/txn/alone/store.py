@@ -17,8 +17,8 @@ from strandline.shard.machine import Machine
 from strandline.state.commands import Commit, CommitResult, InitTxns, TableChange
 from strandline.state.model import Key, Meta
 from strandline.state.pages import TOP
-from strandline.state.registering import current_table, newest_version
 from strandline.state.replay import State
+from strandline.state.tables import current_table, newest_version
 from strandline.txn.apply import apply_table
 from strandline.txn.store import Store
 
