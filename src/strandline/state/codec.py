@@ -172,6 +172,22 @@ def _open(magic: bytes, data: bytes, object_name: str, message: type[M]) -> M:
         ) from error
 
 
+def _check_key(magic: bytes, key: str, object_name: str) -> None:
+    """Corruption if the object that was read under one key was stored under another."""
+    if key != object_name:
+        raise Corruption(
+            f"{object_name} is another {_WORDS[magic]} than its key says: it was stored as {key}",
+            object=object_name,
+        )
+
+
+def _open_given(magic: bytes, data: Any, what: str, message: type[M]) -> M:
+    """The message in what a user gave."""
+    if not isinstance(data, bytes):
+        raise UsageError(f"{data!r:.200} are no bytes of {what}: pass what to_bytes returned")
+    return _open(magic, data, what, message)
+
+
 # --- records
 
 
@@ -327,11 +343,7 @@ def encode_rollup(manifest: Manifest) -> bytes:
 def decode_rollup(data: bytes, object_name: str) -> Manifest:
     """The manifest that was stored under the key `object_name`."""
     message = _open(_ROLLUP, data, object_name, pb.Manifest)
-    if message.key != object_name:
-        raise Corruption(
-            f"{object_name} is another rollup than its key says: it was stored as {message.key}",
-            object=object_name,
-        )
+    _check_key(_ROLLUP, message.key, object_name)
     pages: dict[str, tuple[PageRef, ...] | Page[Any]] = {}
     for stored in message.collections:
         name = NAMES.get(stored.collection)
@@ -371,11 +383,7 @@ def encode_receipt(copies: Copies) -> bytes:
 def decode_receipt(data: bytes, object_name: str) -> Copies:
     """The receipt that was stored under the key `object_name`."""
     message = _open(_RECEIPT, data, object_name, pb.Copies)
-    if message.key != object_name:
-        raise Corruption(
-            f"{object_name} is another receipt than its key says: it was stored as {message.key}",
-            object=object_name,
-        )
+    _check_key(_RECEIPT, message.key, object_name)
     records = tuple(message.records)
     return Copies(message.shard, message.key, message.first, message.last, records)
 
@@ -420,8 +428,7 @@ def encode_staged(
 
 def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read], list[str]]:
     """The inverse of `encode_staged`."""
-    _check_bytes(data, "a staged transaction")
-    message = _open(_STAGED, data, "a staged transaction", pb.Staged)
+    message = _open_given(_STAGED, data, "a staged transaction", pb.Staged)
     writes = [
         Write(
             write.table,
@@ -440,11 +447,6 @@ def decode_staged(data: bytes) -> tuple[str, list[Write], list[Read], list[str]]
     return message.database, writes, reads, list(message.ids)
 
 
-def _check_bytes(data: Any, what: str) -> None:
-    if not isinstance(data, bytes):
-        raise UsageError(f"{data!r:.200} are no bytes of {what}: pass what to_bytes returned")
-
-
 # --- uncommitted transactions of a txns shard that is used by itself
 
 
@@ -458,7 +460,6 @@ def encode_txn(txns: str, ids: Sequence[str], begun: int, writes: Sequence[Write
 
 def decode_txn(data: bytes) -> tuple[str, list[str], int, list[Write]]:
     """The inverse of `encode_txn`."""
-    _check_bytes(data, "an uncommitted transaction")
-    message = _open(_TXN, data, "an uncommitted transaction", pb.Txn)
+    message = _open_given(_TXN, data, "an uncommitted transaction", pb.Txn)
     writes = [Write(write.table, get_batch(write.batch)) for write in message.writes]
     return message.txns, list(message.ids), message.begun, writes

@@ -227,8 +227,7 @@ def describe(state: State, command: Describe, _: Author) -> Changes[TableVersion
         return [], known
     if state.meta.origin == "txns":
         raise UsageError("the shard belongs to a table, whose database describes it")
-    if state.meta.origin == "commits":
-        raise UsageError("the shard is a txns shard; open it with strandline.txn.TxnsHandle")
+    _check_direct(state.meta)
     described = replace(version, version=1, valid_from=0, valid_until=None, created=0)
     return [Diff("tables", (version.table, 1), described)], described
 
