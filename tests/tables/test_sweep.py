@@ -18,6 +18,7 @@ from strandline.location.retry import RetryingBlob
 from strandline.shard.probe import location_time
 from strandline.state.commands import Expire
 from strandline.state.model import Session
+from strandline.state.sessions import stage_of
 from strandline.testing.faults import (
     FAIL_AFTER,
     FAIL_BEFORE,
@@ -599,12 +600,10 @@ def test_one_that_was_forced_out_and_lives_goes_on(
 
 
 def test_a_session_in_the_state_is_what_the_report_is_made_of() -> None:
-    from strandline.reports.sessions import state_of
-
     one = Session(1, 1)
-    assert state_of(one) == "open"
+    assert stage_of(one).value == "open"
     one = replace(one, expired=2)
-    assert state_of(one) == "ended"
+    assert stage_of(one).value == "ended"
     one = replace(one, acknowledged=3)
-    assert state_of(one) == "acknowledged"
-    assert state_of(replace(one, swept=9)) == "swept"
+    assert stage_of(one).value == "acknowledged"
+    assert stage_of(replace(one, swept=9)).value == "swept"

@@ -13,7 +13,8 @@ import pyarrow as pa
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.state.commands import Acknowledge, Expire
-from strandline.state.model import Holder, Session
+from strandline.state.model import Holder
+from strandline.state.sessions import stage_of
 from strandline.times import datetime_of
 from strandline.txn.store import Store
 from strandline.upkeep.sweep import Registered, all_machines, listed_of, needed_of, registered
@@ -75,7 +76,7 @@ def sessions(store: Store, deadline: Deadline) -> pa.Table:
                 "table": names.get(each.machine.shard),
                 "session": each.name,
                 "worker": _worker(each, holders) or None,
-                "state": state_of(each.session),
+                "state": stage_of(each.session).value,
                 "records": each.session.count,
                 "holds": sorted(
                     names.get(table, table)
@@ -124,15 +125,6 @@ def force_ack(
         if each.machine.submit(Acknowledge(each.name), deadline):
             done.append(each.name)
     return done
-
-
-def state_of(session: Session) -> str:
-    """What has become of a session, in a word."""
-    if session.swept is not None:
-        return "swept"
-    if session.acknowledged is not None:
-        return "acknowledged"
-    return "open" if session.expired is None else "ended"
 
 
 def _holders(store: Store, deadline: Deadline) -> dict[str, Holder]:

@@ -6,18 +6,18 @@ stage says what may be done by its owner and what to it:
 UNKNOWN        There is no value, and the owner wrote no record here: the first one opens it.
 OPEN           It may write. Each record adds one to its count; whoever sees the count stand still
                for long enough may end it.
-EXPIRED        Others ended it, because its owner was silent, or to take a table over. It writes no
+ENDED          Others ended it, because its owner was silent, or to take a table over. It writes no
                record any more; but the owner may not know that yet, and write objects still.
 ACKNOWLEDGED   It is certain that no object is written under it any more. Those that nothing needs
                may be swept.
 SWEPT          They were, once. What was under way then may have arrived since: once more.
-GONE           There is no value any more: it was closed and left nothing behind, or was swept.
+FORGOTTEN      There is no value any more: it was closed and left nothing behind, or swept again.
 
 No event leads back. An id that has ended never comes back, so that what a sweep deletes is
 nobody's; whoever goes on does it as a new session. And only what is open may write: a record, and
 the objects that a record enters.
 
-UNKNOWN and GONE look the same in a state. The owner can tell which it is (`Author.first`); to
+UNKNOWN and FORGOTTEN look the same in a state. The owner can tell which it is (`Author.first`); to
 others it makes no difference, because nothing that they do leads anywhere from either.
 
 What is not in the table does not happen, and the transition of its command says how it is refused:
@@ -68,14 +68,14 @@ __all__ = [
 
 
 class Stage(Enum):
-    """Where a session is in its life."""
+    """Where a session is in its life; the values are what reports call it."""
 
-    UNKNOWN = auto()
-    OPEN = auto()
-    EXPIRED = auto()
-    ACKNOWLEDGED = auto()
-    SWEPT = auto()
-    GONE = auto()
+    UNKNOWN = "unknown"
+    OPEN = "open"
+    ENDED = "ended"
+    ACKNOWLEDGED = "acknowledged"
+    SWEPT = "swept"
+    FORGOTTEN = "forgotten"
 
 
 class Event(Enum):
@@ -96,30 +96,30 @@ class Event(Enum):
 LIFE = {
     (Stage.UNKNOWN, Event.RECORD): Stage.OPEN,
     (Stage.OPEN, Event.RECORD): Stage.OPEN,
-    (Stage.OPEN, Event.CLOSE): Stage.GONE,
+    (Stage.OPEN, Event.CLOSE): Stage.FORGOTTEN,
     (Stage.OPEN, Event.CLOSE_LITTERED): Stage.ACKNOWLEDGED,
-    (Stage.OPEN, Event.EXPIRE): Stage.EXPIRED,
-    (Stage.EXPIRED, Event.ACKNOWLEDGE): Stage.ACKNOWLEDGED,
+    (Stage.OPEN, Event.EXPIRE): Stage.ENDED,
+    (Stage.ENDED, Event.ACKNOWLEDGE): Stage.ACKNOWLEDGED,
     (Stage.ACKNOWLEDGED, Event.SWEEP): Stage.SWEPT,
-    (Stage.ACKNOWLEDGED, Event.LAST_SWEEP): Stage.GONE,
+    (Stage.ACKNOWLEDGED, Event.LAST_SWEEP): Stage.FORGOTTEN,
     (Stage.SWEPT, Event.SWEEP): Stage.SWEPT,
-    (Stage.SWEPT, Event.LAST_SWEEP): Stage.GONE,
+    (Stage.SWEPT, Event.LAST_SWEEP): Stage.FORGOTTEN,
 }
 
 
 def stage_of(session: Session | None, *, first: bool = False) -> Stage:
     """The stage of a session with that value. `first`: as `Author.first`, for who can tell."""
     if session is None:
-        return Stage.UNKNOWN if first else Stage.GONE
+        return Stage.UNKNOWN if first else Stage.FORGOTTEN
     if session.expired is None:
         return Stage.OPEN
     if session.acknowledged is None:
-        return Stage.EXPIRED
+        return Stage.ENDED
     return Stage.ACKNOWLEDGED if session.swept is None else Stage.SWEPT
 
 
 def _leads(session: Session | None, event: Event) -> TypeGuard[Session]:
-    """Whether the event may happen to a session with that value; without one it is GONE."""
+    """Whether the event may happen to a session with that value; without one it is FORGOTTEN."""
     return (stage_of(session), event) in LIFE
 
 
@@ -128,11 +128,11 @@ def _after(session: Session, event: Event, seqno: int, *, at: int = 0) -> Sessio
     for a sweep; the others happen in record `seqno`.
     """
     stage = LIFE[stage_of(session), event]
-    if stage is Stage.GONE:
+    if stage is Stage.FORGOTTEN:
         return None
     if stage is Stage.SWEPT:
         return replace(session, swept=at)
-    if stage is Stage.EXPIRED:
+    if stage is Stage.ENDED:
         return replace(session, expired=seqno)
     return replace(session, expired=session.expired or seqno, acknowledged=seqno)
 

@@ -29,10 +29,10 @@ OWNER, OTHER = "w1", "w2"
 LIVES: dict[Stage, tuple[Event, ...]] = {
     Stage.UNKNOWN: (),
     Stage.OPEN: (Event.RECORD, Event.RECORD),
-    Stage.EXPIRED: (Event.RECORD, Event.EXPIRE),
+    Stage.ENDED: (Event.RECORD, Event.EXPIRE),
     Stage.ACKNOWLEDGED: (Event.RECORD, Event.EXPIRE, Event.ACKNOWLEDGE),
     Stage.SWEPT: (Event.RECORD, Event.CLOSE_LITTERED, Event.SWEEP),
-    Stage.GONE: (Event.RECORD, Event.CLOSE),
+    Stage.FORGOTTEN: (Event.RECORD, Event.CLOSE),
 }
 """How a session comes to each stage."""
 
@@ -91,7 +91,7 @@ def test_each_event_leads_where_the_table_says_or_nowhere(stage: Stage, event: E
         after = state.sessions.get((OWNER,))
         assert done is True
         assert stage_of(after) is LIFE[stage, event]
-        assert (after is None) == (LIFE[stage, event] is Stage.GONE)
+        assert (after is None) == (LIFE[stage, event] is Stage.FORGOTTEN)
         return
     refused = REFUSED[event]
     if before is None and refused is UsageError:
