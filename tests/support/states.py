@@ -35,6 +35,7 @@ from strandline.state.model import (
 )
 from strandline.state.pages import Page, PagedMap, PageRef, PagesNeeded
 from strandline.state.replay import State, initial, replay
+from strandline.state.tables import current_table
 
 A = TypeVar("A")
 
@@ -133,6 +134,20 @@ def shard_at(upper: int) -> Shard:
     shard = Shard()
     shard.do(appends(0, upper))
     return shard
+
+
+def database(*names: str) -> Shard:
+    """A txns shard with tables t1, t2, …, created at times 0, 1, …"""
+    shard = Shard()
+    for number, name in enumerate(names, 1):
+        shard.commit(changes=(creates(f"t{number}", name),))
+    return shard
+
+
+def drop(shard: Shard, table_id: str) -> TableChange:
+    now = current_table(shard.state, table_id)
+    assert now is not None
+    return TableChange(now, expected_version=now.version, dropped=True)
 
 
 def _wrote(decision: Decision[Any], session: str) -> bool:

@@ -1,4 +1,4 @@
-"""Holds, claims and appends by a shard's own writers: what `decide` makes of them."""
+"""Holds: who still needs what."""
 
 from __future__ import annotations
 
@@ -6,150 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.errors import AsOfTooOld, Fenced, UpperMismatch, UsageError
+from strandline.errors import AsOfTooOld, Fenced, UsageError
 from strandline.state.commands import (
-    AdvanceUpper,
-    Append,
-    AppendResult,
     Apply,
-    Claim,
-    Clear,
     CloseHold,
-    Describe,
-    Expire,
-    Finish,
-    ForgetTables,
-    Heartbeat,
     MoveHold,
     OpenHold,
     Retain,
     TakeHold,
 )
-from strandline.state.decide import Author, decide
-from strandline.state.model import Hold, Part
-from tests.support.states import Shard, appends, creates, part, reader, shard_at, table, write
-
-
-def timed(key: str, first: int, last: int) -> Part:
-    """A part with updates at times from `first` to `last` (included)."""
-    return replace(part(key, b"a", b"m"), time_min=first, time_max=last)
-
-
-def replicated(lower: int, upper: int | None, *parts: Part) -> Append:
-    return Append(lower, upper, parts, replicated=True)
-
-
-# --- appends
-
-
-def test_an_append_elsewhere_than_at_the_upper_is_told_the_upper() -> None:
-    """CASES S1, S2."""
-    shard = Shard()
-    with pytest.raises(UpperMismatch) as caught:
-        shard.do(appends(1, 2))
-    assert caught.value.upper == 0
-    assert shard.do(appends(0, 5)) == AppendResult(5)
-    with pytest.raises(UsageError, match="wrong way"):
-        shard.do(appends(5, 4))
-    with pytest.raises(UsageError, match="no room"):
-        shard.do(appends(5, 5, timed("p1", 5, 5)))
-    assert shard.do(appends(5, 5)) == AppendResult(5)
-    with pytest.raises(UpperMismatch) as caught:
-        shard.do(appends(0, 3), session="w2")
-    assert caught.value.upper == 5
-    assert shard.do(appends(5, 6, timed("p2", 5, 5)), session="w2") == AppendResult(6)
-
-
-def test_an_append_says_at_which_times_its_updates_are() -> None:
-    shard = Shard()
-    for bad in (part("p1", b"a", b"b"), timed("p1", 0, 5), timed("p1", 7, 7)):
-        with pytest.raises(UsageError, match="p1"):
-            shard.do(appends(0, 5, bad))
-    with pytest.raises(UsageError, match="cannot be appended at 3"):
-        shard.do(Append(0, 5, expected_upper=3))
-
-
-def test_replicated_writers_add_each_update_once() -> None:
-    """CASES S3."""
-    shard = Shard()
-    shard.do(replicated(0, 3, timed("a1", 0, 2)))
-    shard.do(replicated(0, 5, timed("b1", 0, 2), timed("b2", 1, 4)), session="w2")
-    shard.do(replicated(3, 6, timed("a2", 3, 5)))
-    found = {ref.part.key: (ref.rows_from, ref.time_min) for ref in shard.references()}
-    assert found == {"a1": (None, 0), "b2": (3, 3), "a2": (5, 5)}
-    assert shard.dead() == ["b1"]
-
-
-def test_a_replicated_batch_that_is_there_already_is_garbage_and_no_error() -> None:
-    shard = Shard()
-    shard.do(replicated(0, 5, timed("a1", 0, 4)))
-    assert shard.do(replicated(0, 5, timed("b1", 0, 4)), session="w2") == AppendResult(5)
-    assert [ref.part.key for ref in shard.references()] == ["a1"]
-    assert shard.dead() == ["b1"]
-
-
-def test_replicated_writers_may_not_leave_a_gap() -> None:
-    with pytest.raises(UpperMismatch, match="upper is 5, not 6"):
-        shard_at(5).do(replicated(6, 8))
-
-
-def test_a_token_gives_its_first_result_whatever_has_happened_since() -> None:
-    """CASES S4."""
-    shard = shard_at(3)
-    assert shard.do(appends(3, 4, timed("p1", 3, 3), token=("t", 1))) == AppendResult(4)
-    shard.do(appends(4, 5, timed("p2", 4, 4)), session="w2")
-    records = len(shard.log)
-    again = appends(3, 4, timed("p1", 3, 3), token=("t", 1))
-    assert shard.do(again) == AppendResult(4, repeated=True)
-    shard.do(appends(5, None, token=("t", 2)))
-    gone = Author("w9", first=False)
-    assert decide(shard.state, again, gone).result == AppendResult(4, repeated=True)
-    ended = appends(5, None, token=("t", 2))
-    assert decide(shard.state, ended, gone).result == AppendResult(None, repeated=True)
-    assert len(shard.log) == records + 1
-
-
-def test_nothing_is_appended_to_a_finished_shard() -> None:
-    shard = shard_at(5)
-    shard.do(appends(5, None))
-    with pytest.raises(UsageError, match="finished"):
-        shard.do(appends(5, 6))
-
-
-def test_a_shard_is_fed_by_a_txns_shard_or_by_writers_of_its_own() -> None:
-    direct, fed = Shard(), Shard()
-    direct.do(appends(0, 5))
-    with pytest.raises(UsageError, match="writers of its own"):
-        direct.do(Apply(5, 6, ()))
-    fed.do(Apply(0, 5, ()))
-    with pytest.raises(UsageError, match="belongs to a table"):
-        fed.do(appends(5, 6))
-    with pytest.raises(UsageError, match="belongs to a table"):
-        fed.do(AdvanceUpper(6))
-    with pytest.raises(UsageError, match="belongs to a table"):
-        fed.do(Describe(table("s1", "t")))
-
-
-def test_objects_of_a_session_that_is_not_open_are_refused() -> None:
-    shard = shard_at(5)
-    foreign = timed("w2/s1/part/p1.parquet", 5, 5)
-    with pytest.raises(Fenced, match="w2"):
-        shard.do(appends(5, 6, foreign))
-    shard.do(Heartbeat(), session="w2")
-    assert shard.do(appends(5, 6, foreign)) == AppendResult(6)
-    shard.do(Expire("w2", 1))
-    with pytest.raises(Fenced, match="w2"):
-        shard.do(appends(6, 7, timed("w2/s1/part/p2.parquet", 6, 6)))
-
-
-def test_the_first_description_of_a_shard_holds() -> None:
-    shard = Shard()
-    first = shard.do(Describe(table("s1", "t")))
-    assert shard.do(Describe(table("s1", "other")), session="w2") == first
-    assert first.name == "t"
-
-
-# --- holds
+from strandline.state.model import Hold
+from tests.support.states import Shard, appends, reader, shard_at
 
 
 def test_since_is_the_least_of_the_holds_and_never_goes_back() -> None:
@@ -228,60 +95,6 @@ def test_a_shard_that_is_read_and_written_to_the_end_is_empty_for_ever() -> None
     assert ended.since is None
     with pytest.raises(UsageError, match="finished"):
         shard.do(OpenHold("late", reader(), leased=True))
-
-
-# --- the claim
-
-
-def test_a_claim_is_given_back_by_its_owner_only() -> None:
-    shard = shard_at(9)
-    shard.do(Claim())
-    assert shard.do(Claim(release=True), session="w2") is False
-    assert shard.do(Claim(), session="w2") is False
-    shard.do(Claim(release=True))
-    assert shard.do(Claim(), session="w2") is True
-
-
-# --- the end of a shard
-
-
-def test_a_finished_shard_lets_go_of_its_parts_and_refuses_everything() -> None:
-    shard = Shard()
-    shard.apply(5, (1, part("p1", b"a", b"c")), (2, part("p2", b"d", b"e")))
-    shard.do(Retain(2))
-    with pytest.raises(UsageError, match="finished"):
-        shard.do(Clear(()))
-    shard.do(OpenHold("tag", reader(3), leased=False))
-    with pytest.raises(UsageError, match="tag"):
-        shard.do(Finish())
-    shard.do(CloseHold("tag", 1))
-    assert shard.do(Finish()) is True
-    records = len(shard.log)
-    assert shard.do(Finish()) is True
-    assert len(shard.log) == records
-    keys = tuple(key for key, _ in shard.state.references.range())
-    assert shard.do(Clear((*keys, keys[0]))) == 2
-    assert shard.do(Clear(keys)) == 0
-    assert shard.dead() == ["p1", "p2"]
-    with pytest.raises(UpperMismatch):
-        shard.do(Apply(5, 6, ()))
-
-
-def test_only_versions_of_tables_that_ended_are_forgotten() -> None:
-    shard = Shard()
-    shard.commit(changes=(creates("t1", "orders"),))
-    shard.commit(write("t1"))
-    with pytest.raises(UsageError, match="still holds"):
-        shard.do(ForgetTables((("t1", 1),)))
-    ended = replace(table("t1", "orders"), version=1)
-    drop = replace(creates("t1", "orders"), after=ended, expected_version=1, dropped=True)
-    shard.commit(changes=(drop,))
-    with pytest.raises(UsageError, match="not applied"):
-        shard.do(ForgetTables((("t1", 1),)))
-    shard.commit(tidies=tuple(key for key, _ in shard.state.entries.range()))
-    assert shard.do(ForgetTables((("t1", 1), ("t9", 1)))) == 1
-    assert not list(shard.state.tables.range())
-    assert not list(shard.state.tidied.range())
 
 
 def test_what_a_shard_retains_is_held_from_the_first_retain_on() -> None:

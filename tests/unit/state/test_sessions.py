@@ -9,6 +9,7 @@ import pytest
 from strandline.errors import Fenced, UsageError
 from strandline.state.commands import (
     Acknowledge,
+    AdvanceUpper,
     Claim,
     CloseSession,
     Command,
@@ -22,7 +23,7 @@ from strandline.state.decide import Author, decide
 from strandline.state.model import Session
 from strandline.state.replay import State, initial, replay
 from strandline.state.sessions import LIFE, Event, Stage, has_ended, is_open, stage_of
-from tests.support.states import appends, reader, shard_at
+from tests.support.states import appends, database, reader, shard_at, write
 
 OWNER, OTHER = "w1", "w2"
 
@@ -158,3 +159,21 @@ def test_leased_holds_and_the_claim_end_with_their_session() -> None:
 def test_a_session_does_not_expire_itself() -> None:
     with pytest.raises(UsageError, match="itself"):
         shard_at(9).do(Expire("w1", 1))
+
+
+def test_the_first_record_registers_the_session_and_each_record_counts() -> None:
+    shard = database()
+    shard.do(AdvanceUpper(1), "w1")
+    shard.do(AdvanceUpper(2), "w2")
+    shard.do(AdvanceUpper(3), "w1")
+    assert shard.state.sessions.get(("w1",)) == Session(count=2, opened=1)
+    assert shard.state.sessions.get(("w2",)) == Session(count=1, opened=2)
+
+
+def test_a_closed_session_is_gone_and_writes_nothing_more() -> None:
+    shard = database("orders")
+    assert shard.do(CloseSession()) is True
+    assert shard.state.sessions.get(("w1",)) is None
+    assert shard.do(CloseSession()) is True
+    with pytest.raises(Fenced, match="open the database again"):
+        shard.commit(write("t1"), clock=5)
