@@ -22,8 +22,8 @@ others it makes no difference, because nothing that they do leads anywhere from 
 
 What is not in the table does not happen, and the transition of its command says how it is refused:
 Fenced for who writes; False for who was late, since others may have ended, acknowledged or swept a
-session first; UsageError for a sweep that comes too early, because it would delete what a record
-may yet enter. To close what has ended is harmless.
+session first; UsageError for a sweep that comes while objects may still be written. To close what
+has ended is harmless.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def close_session(state: State, command: CloseSession, author: Author) -> Change
     event = Event.CLOSE_LITTERED if command.littered else Event.CLOSE
     session = state.sessions.get((author.session,))
     if not _leads(session, event):
-        return [], True  # one that expired is swept
+        return [], True  # one that others ended is swept
     # The record counts, so that its outcome can be told by the state as that of any other.
     diffs = ended(state, author.session, recorded(state, author), event)
     for key, holder in state.holders.range():
