@@ -174,7 +174,7 @@ def attach(
     try:
         txns = own.store.txns
         command = Attach(version.table, worker)
-        holder: Holder = txns.machine.submit(command, deadline, note=worker)
+        holder = txns.machine.submit(command, deadline, note=worker)
         txns.epochs[version.table] = holder.epoch
         return Lease(own, version, holder, position)
     except BaseException:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from strandline.env import Deadline, Env
 from strandline.errors import (
@@ -41,6 +41,7 @@ from strandline.state.commands import (
     CommitResult,
     Describe,
     Heartbeat,
+    R,
     RetireRollups,
 )
 from strandline.state.decide import Author, Decision, decide
@@ -51,8 +52,14 @@ from strandline.state.sessions import has_ended
 __all__ = ["Machine"]
 
 A = TypeVar("A")
-Decide = Callable[[State, Command[Any], Author], Decision[Any]]
-Note = str | Callable[[Any], str]
+Note = str | Callable[[R], str]
+
+
+class Decide(Protocol):
+    """As `strandline.state.decide.decide`."""
+
+    def __call__(self, state: State, command: Command[R], author: Author, /) -> Decision[R]: ...
+
 
 RECORD_BYTES_MAX = 128 * 1024 * 1024
 """A larger record of what callers write is refused before it is sent anywhere. A commit of 50,000
@@ -181,8 +188,8 @@ class Machine:
     # --- writing
 
     def submit(
-        self, command: Command[Any], deadline: Deadline | None = None, *, note: Note = ""
-    ) -> Any:
+        self, command: Command[R], deadline: Deadline | None = None, *, note: Note[R] = ""
+    ) -> R:
         """Makes the command happen once; returns what `decide` says its result is.
 
         `note` is a remark for people in the record, or makes one of the result.
@@ -501,7 +508,7 @@ class Machine:
         finally:
             self._turn.release()
 
-    def _submit(self, command: Command[Any], note: Note, deadline: Deadline) -> Any:
+    def _submit(self, command: Command[R], note: Note[R], deadline: Deadline) -> R:
         with self._in_turn(deadline):
             if self._fenced:
                 raise Fenced(self._fenced)
@@ -509,7 +516,7 @@ class Machine:
                 self._settle_remembered(self._unsettled, deadline)
             return self._until_written(command, note, deadline)
 
-    def _until_written(self, command: Command[Any], note: Note, deadline: Deadline) -> Any:
+    def _until_written(self, command: Command[R], note: Note[R], deadline: Deadline) -> R:
         """Decide, put; whoever lost looks at the newer state and decides again."""
         # A refusal, or a result without a record, stands only if it rests on a state that was
         # current after the call began.
@@ -520,7 +527,7 @@ class Machine:
             with self._in_line(deadline):
                 state = self._follower.opened(deadline)
                 try:
-                    attempt = self._prepare(command, note, deadline)
+                    decision, attempt = self._prepare(command, note, deadline)
                 except (LocationError, Corruption):
                     raise
                 except StrandlineError as error:
@@ -529,20 +536,20 @@ class Machine:
                     if isinstance(error, Fenced) and self._has_ended(deadline):
                         self._renew()
                         if isinstance(command, Heartbeat):
-                            return False
+                            return cast("R", False)  # noqa: FBT003  # the result of a Heartbeat
                         continue
                     if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
                         raise
                     fresh = True
                     continue
-                if isinstance(attempt, Decision):
+                if attempt is None:
                     if fresh or self._follower.catch_up(deadline).seqno == state.seqno:
-                        return attempt.result
+                        return decision.result
                     fresh = True
                     continue
                 self._check_objects(command)
                 if self._write(attempt, deadline):
-                    return attempt.result
+                    return decision.result
             fresh = False
             losses += 1
             self._crowded = True
@@ -573,16 +580,16 @@ class Machine:
             yield
 
     def _prepare(
-        self, command: Command[Any], note: Note, deadline: Deadline
-    ) -> _Attempt | Decision[Any]:
-        """The record of the command on the newest known state; the decision if there is none."""
+        self, command: Command[R], note: Note[R], deadline: Deadline
+    ) -> tuple[Decision[R], _Attempt | None]:
+        """What is decided on the newest known state, and the record of it, if there is one."""
         # SUBTLE: a record that retires rollups names none: what it retires may be the base of the
         # sealed one, whose pages would be garbage from here on.
         nameless = isinstance(command, CloseSession | RetireRollups)
 
         def evaluate(
             state: State,
-        ) -> tuple[State, Decision[Any], int, Sealed | None, Rollup | None]:
+        ) -> tuple[State, Decision[R], int, Sealed | None, Rollup | None]:
             session = state.sessions.get((self.session,))
             if session is not None:
                 self._registered = True
@@ -598,7 +605,7 @@ class Machine:
 
         state, decision, count, sealed, newest = self._follower.run(evaluate, deadline, None)
         if not decision.diffs:
-            return decision
+            return decision, None
         # SUBTLE: a copy of this process that goes on by itself (a machine restored from a snapshot)
         # writes under the same session. Whoever meets a record of the other one ends here; the
         # other goes on. What it wrote counts, and nothing of what this one wrote is undone. A
@@ -635,7 +642,7 @@ class Machine:
                 f"{name} would be a record of {len(data)} bytes in the log, where "
                 f"{RECORD_BYTES_MAX} are the most: write less at once, or less metadata"
             )
-        return _Attempt(command, record, data, record_hash(data), decision.result)
+        return decision, _Attempt(command, record, data, record_hash(data), decision.result)
 
     # --- the slot
 

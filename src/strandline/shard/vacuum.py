@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from strandline.env import Deadline, Env
 from strandline.errors import Corruption
@@ -25,7 +25,14 @@ from strandline.shard.probe import location_time
 from strandline.shard.receipts import parts_named, write_receipt
 from strandline.shard.sweeping import Sweep
 from strandline.state.codec import Manifest, decode_page, decode_rollup
-from strandline.state.commands import Collect, Heartbeat, KeepReceipts, RetireRollups
+from strandline.state.commands import (
+    Collect,
+    Command,
+    Heartbeat,
+    KeepReceipts,
+    R,
+    RetireRollups,
+)
 from strandline.state.garbage import VacuumPlan, doubtful_receipts, parts_there, plan_vacuum
 from strandline.state.model import Dead, Key, Mark, Receipt, Rollup
 from strandline.state.pages import Page
@@ -146,7 +153,7 @@ class Vacuum:
         unverified = any(not rollup.verified for rollup in plan.keep[-2:])
         return bool(plan.delete or plan.waiting or plan.retire or plan.roll_up or unverified)
 
-    def _submit(self, command: Any) -> Any:
+    def _submit(self, command: Command[R]) -> R:
         return self._machine.submit(command, self._deadline)
 
     def _report(

@@ -108,7 +108,7 @@ def _apply_bite(
     machine = store.data(version.table)
     command = Apply(upper, bite[-1].time + 1, tuple(parts), store.owner)
     try:
-        result: ApplyResult = machine.submit(command, deadline)
+        result = machine.submit(command, deadline)
     except UpperMismatch as error:
         # Somebody else applied these or some of them. What was written here is referenced by
         # nobody; the sweep of this session's prefix finds it. Who finished the shard of a dropped

@@ -186,10 +186,7 @@ class CommitQueue:
             return json.dumps({"commits": done}, separators=(",", ":"), ensure_ascii=False)
 
         command = CommitGroup(commits, tidies)
-        outcomes: list[CommitResult | StrandlineError] = self._machine.submit(
-            command, deadline, note=note
-        )
-        return outcomes
+        return self._machine.submit(command, deadline, note=note)
 
 
 def _interrupted() -> LocationError:

@@ -120,7 +120,7 @@ def hold_place(
         look = machine.look(deadline)
         known = look.ask(lambda s: s.holds.get((hold_id,)))
         if known is not None:
-            taken: Hold = machine.submit(TakeHold(hold_id), deadline)
+            taken = machine.submit(TakeHold(hold_id), deadline)
             place = Place(store, machine, hold_id, replace(taken, session=""))
             place.move(since, deadline)
             return place
@@ -153,7 +153,7 @@ def drop_subscription(store: Store, table: str, name: str, deadline: Deadline) -
     known = look.ask(lambda s: s.holds.get((hold_id,)))
     if known is None:
         return False
-    taken: Hold = machine.submit(TakeHold(hold_id), deadline)
+    taken = machine.submit(TakeHold(hold_id), deadline)
     machine.submit(CloseHold(hold_id, taken.epoch), deadline)
     return True
 

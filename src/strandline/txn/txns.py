@@ -185,9 +185,7 @@ class Txns:
             return json.dumps({"commits": commits}, separators=(",", ":"))
 
         try:
-            result: CommitResult = self.machine.submit(
-                replace(command, tidies=tidies), deadline, note=said
-            )
+            result = self.machine.submit(replace(command, tidies=tidies), deadline, note=said)
             written = not result.repeated
         finally:
             if not written:
@@ -200,8 +198,7 @@ class Txns:
         ClockSkew if the location's clock says otherwise.
         """
         clock, _ = self.clock.now(None, deadline)
-        time: int = self.machine.submit(ConfirmClock(clock), deadline)
-        return time
+        return self.machine.submit(ConfirmClock(clock), deadline)
 
     def check_holder(self, table: str, deadline: Deadline) -> None:
         """Held or Fenced if a commit to the table would be refused now because of who holds it."""
@@ -257,7 +254,7 @@ class Txns:
         if not keys:
             return 0
         try:
-            count: int = self.machine.submit(Tidy(keys), deadline)
+            count = self.machine.submit(Tidy(keys), deadline)
         except BaseException:
             self.to_be_tidied(keys)
             raise

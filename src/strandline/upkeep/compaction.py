@@ -288,8 +288,7 @@ def _replace(
 ) -> bool:
     keys = tuple(key for key, _ in job.inputs)
     command = Compact(keys, outputs)
-    applied: bool = store.data(version.table).submit(command, deadline)
-    return applied
+    return store.data(version.table).submit(command, deadline)
 
 
 def _retain(store: Store, version: TableVersion, data: Look, deadline: Deadline) -> None:

@@ -66,7 +66,7 @@ def _split_table(store: Store, version: TableVersion, deadline: Deadline) -> Spl
         if inside:
             # Refused if the leaf is one no longer: then somebody else has split it.
             command = Split(leaf.id, leaf.interval.lower, tuple(inside))
-            done: bool = machine.submit(command, deadline)
+            done = machine.submit(command, deadline)
             made += len(inside) if done else 0
     return SplitReport(version.name, len(leaves), len(leaves) + made, too_large)
 

@@ -148,8 +148,7 @@ def _run(shard: Shard, job: CompactionJob, deadline: Deadline) -> bool:
             state_without(machine, error, deadline)
             return False
         command = Compact(tuple(key for key, _ in job.inputs), outputs)
-        applied: bool = machine.submit(command, deadline)
-    return applied
+        return machine.submit(command, deadline)
 
 
 def _merged(shard: Shard, job: CompactionJob, deadline: Deadline) -> tuple[Output, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pyarrow as pa
 
@@ -285,7 +284,7 @@ class ReadHandle(Closing):
             self._release()
         try:
             if self._name:
-                command: Any = CloseHold(self._name, self._hold.epoch)
+                command = CloseHold(self._name, self._hold.epoch)
                 self._shard.machine.submit(command, deadline)
         finally:
             self._shard.let_go(deadline)
@@ -367,7 +366,7 @@ def release_hold(
         if name not in known:
             return False
         machine = shard.machine
-        taken: Hold = machine.submit(TakeHold(name), deadline)
+        taken = machine.submit(TakeHold(name), deadline)
         machine.submit(CloseHold(name, taken.epoch), deadline)
         return True
     finally:

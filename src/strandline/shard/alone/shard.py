@@ -156,8 +156,7 @@ class Shard:
         new = new_schema(schema, key_columns(schema) if row_keys is None else row_keys)
         version = TableVersion(self.id, 1, "", 0, None, 0, "rows", new.to_bytes(), new.row_keys)
         # Of several that say so at once, one is first.
-        found: TableVersion = self.machine.submit(Describe(version), deadline)
-        return found
+        return self.machine.submit(Describe(version), deadline)
 
     def _check_same(self, schema: pa.Schema, row_keys: Sequence[str] | str | None) -> None:
         mine = self.schema

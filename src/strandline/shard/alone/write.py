@@ -160,7 +160,7 @@ class WriteHandle(Closing):
         """Moves upper to at least `new_upper`: no more updates come before it. Returns upper."""
         deadline = self._deadline(timeout)
         new_upper = check_bound(new_upper, "new_upper")
-        upper: int | None = self._shard.machine.submit(AdvanceUpper(new_upper), deadline)
+        upper = self._shard.machine.submit(AdvanceUpper(new_upper), deadline)
         self._appended(new_upper)
         return upper
 
@@ -256,7 +256,7 @@ class WriteHandle(Closing):
                 raise
         mine = () if isinstance(updates, Batch) else parts
         try:
-            result: AppendResult = self._shard.machine.submit(command(parts), deadline)
+            result = self._shard.machine.submit(command(parts), deadline)
         except StrandlineError as error:
             if mine and _is_refused(error):
                 self._drop(mine)

@@ -13,7 +13,7 @@ from strandline.env import Deadline
 from strandline.errors import TransactionConflict, UpperMismatch
 from strandline.ids import parse_id
 from strandline.shard.alone.shard import Shard
-from strandline.state.commands import Join, JoinResult, Leave, TableChange, Withdraw
+from strandline.state.commands import Join, Leave, TableChange, Withdraw
 from strandline.state.model import TableVersion
 from strandline.state.tables import newest_version
 from strandline.txn.alone.store import LoneStore
@@ -48,7 +48,7 @@ def _register(store: LoneStore, shard: Shard, time: int, deadline: Deadline) -> 
     upper = shard.machine.look(deadline).meta.upper
     _check_time(store, shard, upper, time)
     over = 0 if newest is None else newest.version
-    joined: JoinResult = shard.machine.submit(Join(store.owner, over), deadline)
+    joined = shard.machine.submit(Join(store.owner, over), deadline)
     _check_time(store, shard, joined.upper, time)
     description = shard.machine.ask(lambda s: s.tables.get((str(shard.id), 1)))
     if description is None:
