@@ -739,7 +739,9 @@ class Transactions(Observed):
             note(f"upkeep: {error}")
             if isinstance(error, Fenced):
                 # Of what was read: others ended a session of it.
-                sessions = {s for store in who.stores() for m in store.machines() for s in m._ended}
+                sessions = {
+                    s for store in who.stores() for m in store.machines() for s in m.own.ended
+                }
                 assert sessions
 
     @precondition(lambda self: self.model.names)

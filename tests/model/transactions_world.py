@@ -510,7 +510,7 @@ class Observed(RuleBasedStateMachine):
         # What an earlier call left unsettled may land now, and then counts as well.
         self.watch.look()
         before = self.model.tokens.get(asked.token) if asked.token else None
-        unsettled = any(m._unsettled for s in process.stores() for m in s.machines())
+        unsettled = any(m._settling.unsettled for s in process.stores() for m in s.machines())
         sure = not process.weather.fault and not unsettled
         must = self.model.refusals(asked)[0] if sure else set()
         asked.tries += 1
@@ -562,8 +562,8 @@ class Observed(RuleBasedStateMachine):
         if isinstance(error, Fenced):
             state = self.watch.states[TXNS]
             mine = [m for store in process.stores() for m in store.machines()]
-            ended = {s for m in mine for s in m._ended}
-            ended |= {m.session for m in mine if m._registered} | asked.sessions
+            ended = {s for m in mine for s in m.own.ended}
+            ended |= {m.session for m in mine if m.own.is_registered} | asked.sessions
             if any(not is_open(state.sessions.get((s,))) for s in ended):
                 found.add("fenced")
         if any(self.since(look.table) > asked.read_time for look in asked.looks):

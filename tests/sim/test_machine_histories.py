@@ -12,8 +12,9 @@ from strandline.errors import Conflict, Fenced, LocationError, StrandlineError, 
 from strandline.ids import ShardId, new_session_id
 from strandline.settings import Settings
 from strandline.shard.machine import Machine
-from strandline.shard.rolling import Upkeep
+from strandline.shard.rolling import Rolling
 from strandline.shard.rollup import Sealed
+from strandline.shard.settling import Settling
 from strandline.state.commands import Commit, TableChange, Write
 from strandline.state.replay import State
 from strandline.state.tables import current_table
@@ -173,35 +174,39 @@ def first_failure(seeds: range) -> str:
 def test_an_unknown_outcome_that_goes_for_a_failure_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(self: Machine, attempt: Any, deadline: Deadline) -> bool:
-        self._unsettled = None
+    def lost(self: Settling, attempt: Any, deadline: Deadline) -> bool:
+        self.unsettled = None
         self._follower.catch_up(deadline)
-        self._count = attempt.record.count  # else it takes its own record for a copy's, and ends
+        self._session.count = (
+            attempt.record.count
+        )  # else it takes its own record for a copy's, and ends
         return False
 
-    monkeypatch.setattr(Machine, "_settle", lost)
+    monkeypatch.setattr(Settling, "_settle", lost)
     assert "is in the log twice" in first_failure(range(40))
 
 
 def test_a_slot_below_the_boundary_that_goes_for_a_failure_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(self: Machine, attempt: Any, deadline: Deadline) -> bool:
-        self._unsettled = None
+    def lost(self: Settling, attempt: Any, deadline: Deadline) -> bool:
+        self.unsettled = None
         self._follower.catch_up(deadline)
-        self._count = attempt.record.count  # else it takes its own record for a copy's, and ends
+        self._session.count = (
+            attempt.record.count
+        )  # else it takes its own record for a copy's, and ends
         return False
 
-    monkeypatch.setattr(Machine, "_settled_by_state", lost)
+    monkeypatch.setattr(Settling, "_settled_by_state", lost)
     assert "is in the log twice" in first_failure(range(150))
 
 
 def test_a_newcomer_that_opens_a_wrong_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    adopted = Upkeep._adopted
+    adopted = Rolling._adopted
 
-    def too_early(self: Upkeep, sealed: Sealed, state: State) -> State:
+    def too_early(self: Rolling, sealed: Sealed, state: State) -> State:
         self._since = []  # what was committed beside the rollup is forgotten
         return adopted(self, sealed, state)
 
-    monkeypatch.setattr(Upkeep, "_adopted", too_early)
+    monkeypatch.setattr(Rolling, "_adopted", too_early)
     assert first_failure(range(60)) != ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.shard.machine import Machine
+from strandline.shard.session import OwnSession
 from strandline.testing.simulator import History
 
 
@@ -14,14 +14,14 @@ from strandline.testing.simulator import History
 def test_sessions_that_expire_all_the_time_change_nothing_that_anybody_sees(
     lease: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renew = Machine._renew
+    renew = OwnSession.renew
     renewed: list[str] = []
 
-    def counted(machine: Machine) -> None:
-        renewed.append(machine.session)
-        renew(machine)
+    def counted(own: OwnSession) -> None:
+        renewed.append(own.id)
+        renew(own)
 
-    monkeypatch.setattr(Machine, "_renew", counted)
+    monkeypatch.setattr(OwnSession, "renew", counted)
     for seed in range(first, first + 5):
         history = History(seed, guests=["attachers"])
         history.settings = replace(history.settings, lease_seconds=lease)

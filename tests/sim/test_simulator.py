@@ -13,7 +13,7 @@ import pytest
 from strandline.env import Deadline
 from strandline.shard.follower import Follower
 from strandline.shard.look import Look
-from strandline.shard.machine import Machine
+from strandline.shard.settling import Settling
 from strandline.state import decide
 from strandline.state.commands import Compact, Read
 from strandline.state.decide import Author
@@ -85,13 +85,15 @@ def noticed(seeds: range, saying: str = "") -> str:
 
 
 def test_an_unknown_outcome_that_goes_for_a_failure_is_noticed(monkeypatch: Patch) -> None:
-    def lost(self: Machine, attempt: Any, deadline: Deadline) -> bool:
-        self._unsettled = None
+    def lost(self: Settling, attempt: Any, deadline: Deadline) -> bool:
+        self.unsettled = None
         self._follower.catch_up(deadline)
-        self._count = attempt.record.count  # else it takes its own record for a copy's, and ends
+        self._session.count = (
+            attempt.record.count
+        )  # else it takes its own record for a copy's, and ends
         return False
 
-    monkeypatch.setattr(Machine, "_settle", lost)
+    monkeypatch.setattr(Settling, "_settle", lost)
     # Other histories show it in other ways: a table that was made is made again, and refused.
     assert noticed(range(1, 46), "is in the log twice")
 

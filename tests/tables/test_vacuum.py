@@ -22,7 +22,8 @@ from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.read.reading import Reading
 from strandline.settings import Settings
 from strandline.shard.look import Look
-from strandline.shard.machine import Machine, _may_be_named
+from strandline.shard.machine import Machine
+from strandline.shard.rollups import may_be_named
 from strandline.state.codec import decode_receipt, decode_record, decode_rollup
 from strandline.state.commands import Heartbeat
 from strandline.state.garbage import touches_references
@@ -203,10 +204,10 @@ def _to_be_named(world: World, shard: Machine, state: Look) -> Iterator[str]:
     """Rollups of that shard which were written and may be named by the next record."""
     for each in world.opened:
         for other in each._handle.store.machines() if not each._handle.closed else ():
-            sealed = other._upkeep.sealed
+            sealed = other._rollups.sealed
             if other.shard != shard.shard or sealed is None:
                 continue
-            if state.ask(partial(_may_be_named, sealed)):
+            if state.ask(partial(may_be_named, sealed)):
                 yield sealed.rollup.key
 
 

@@ -81,7 +81,7 @@ class Site:
         identity = store.identity(version, session or store.session, token)
         for machine in (store.txns.machine, store.data(version.table)):
             if machine.session == session:
-                machine.lends()  # of several attempts of a task one counts
+                machine.own.lends()  # of several attempts of a task one counts
         return cls(url, settings, version, identity)
 
     def workplace(self) -> Workplace:

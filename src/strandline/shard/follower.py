@@ -13,10 +13,10 @@ from strandline.location import BlobMissing
 from strandline.location.consensus import Record
 from strandline.shard.chain import follow, record_name, verified
 from strandline.shard.opening import SCAN_RECORDS, Log, open_state
-from strandline.shard.rolling import Upkeep
+from strandline.shard.rolling import Rolling
 from strandline.state.codec import LogRecord, decode_page
 from strandline.state.pages import Page, PagesNeeded, Slot
-from strandline.state.replay import State, replay
+from strandline.state.replay import State, initial, replay
 
 __all__ = ["Follower", "StateRetired"]
 
@@ -34,19 +34,24 @@ class StateRetired(LocationError):
 class Follower:
     """Thread-safe. No lock is held across a request, so a slow one stops nobody else."""
 
-    def __init__(self, log: Log, env: Env, upkeep: Upkeep) -> None:
+    def __init__(self, log: Log, env: Env, rolling: Rolling) -> None:
         self.log = log
         self.newest: State | None = None
         """The newest state that is known, None before the first request."""
         self.pages_read = 0
         """Pages fetched so far."""
         self._env = env
-        self._upkeep = upkeep
+        self._rolling = rolling
         self._avoid: frozenset[str] = frozenset()
         self.moving = threading.Lock()
-        """Held while `newest` and the upkeep's notes change, never across a request."""
+        """Held while `newest` and the notes about rollups change, never across a request."""
 
     # --- the log
+
+    @property
+    def state(self) -> State:
+        """The newest known state; the empty one before the first request."""
+        return self.newest or initial()
 
     def opened(self, deadline: Deadline) -> State:
         """The newest known state; the first time it is fetched."""
@@ -120,15 +125,15 @@ class Follower:
         # SUBTLE: noted first. Were an interrupt to end this between the two, the records would be
         # met again in the log and noted twice, which changes nothing (diffs are absolute); a
         # record that moved the state and was not noted would be missing from the next rollup.
-        self._upkeep.note(records, size)
-        self.newest = self._upkeep.named(state, records)
+        self._rolling.note(records, size)
+        self.newest = self._rolling.named(state, records)
 
     def _open(self, deadline: Deadline) -> State:
         while True:
             opened = open_state(self.log, deadline, avoid=self._avoid)
             with self.moving:
                 if self.newest is None or self.newest.seqno <= opened.state.seqno:
-                    self._upkeep.reopened(opened)
+                    self._rolling.reopened(opened)
                     self.newest = opened.state
                     return opened.state
             deadline.check(f"opening {self.log.title()}", may_have_happened=False)

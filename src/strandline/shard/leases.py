@@ -181,7 +181,7 @@ class Pulse:
     def tick(self) -> None:
         """Writes the heartbeats that are due. With `Settings.background`, a worker calls it."""
         for machine in self._machines():
-            if machine.quiet_seconds < self._every:
+            if machine.own.quiet_seconds < self._every:
                 continue
             try:
                 machine.submit(Heartbeat())

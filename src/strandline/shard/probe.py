@@ -31,7 +31,7 @@ def location_time(location: Location, machine: Machine, env: Env, deadline: Dead
             once.put(key, b"", timeout=left)
         except BaseException as error:
             if not isinstance(error, LocationError) or error.may_have_happened:
-                machine.begins(key)
+                machine.own.begins(key)
             raise
         return key
 
@@ -44,7 +44,7 @@ def location_time(location: Location, machine: Machine, env: Env, deadline: Dead
             blob.delete(key, timeout=deadline.remaining())
         except LocationError as error:
             _log.warning("%s, which nobody needs, could not be deleted: %s", key, error)
-            machine.begins(key)
+            machine.own.begins(key)
     raise LocationError(
         f"the object {key} was put and is not listed: the location's clock cannot be read",
         may_have_happened=False,

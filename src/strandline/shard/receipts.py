@@ -65,7 +65,7 @@ def write_receipt(
         return False
     session = machine.live_session(deadline)
     key = ObjectKey(session, machine.shard, "receipt", new_receipt_id(env))
-    machine.begins(str(key))
+    machine.own.begins(str(key))
     data = encode_receipt(Copies(machine.shard, str(key), begin, last, tuple(copies)))
     location.blob.put(str(key), data, timeout=deadline.remaining())
     receipt = Receipt(last, str(key), len(data))

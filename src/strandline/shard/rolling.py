@@ -13,7 +13,7 @@ from strandline.state.model import Diff, Rollup
 from strandline.state.pages import PagedMap, Slot
 from strandline.state.replay import State, replay
 
-__all__ = ["REPLAY_COST_MAX", "Upkeep"]
+__all__ = ["REPLAY_COST_MAX", "Rolling"]
 
 REPLAY_COST_MAX = 16 * 1024 * 1024
 """Cost of replaying the records after the newest rollup at which the next one is due, however few
@@ -26,7 +26,7 @@ _NOTED_MAX = 100_000
 """Diffs kept for a rollup that nobody names, before it is given up."""
 
 
-class Upkeep:
+class Rolling:
     """What one process notes about the rollups of a shard. The follower's `moving` guards it."""
 
     def __init__(self, settings: Settings, session: str) -> None:
@@ -126,7 +126,7 @@ class Upkeep:
                 self._cost = 0
             self._cost_begun = 0
             # One that waits, or is under way, is of a state that does not know this one: it would
-            # not be named (`machine._may_be_named`).
+            # not be named (`rollups.may_be_named`).
             self.sealed = None
             self._since = None
         return state

@@ -20,7 +20,7 @@ from strandline.state.model import Key, Rollup
 from strandline.state.pages import Page, PagedMap, PageRef, Slot
 from strandline.state.replay import State
 
-__all__ = ["INLINE_BYTES_MAX", "Sealed", "Writer"]
+__all__ = ["INLINE_BYTES_MAX", "RollupWriter", "Sealed"]
 
 INLINE_BYTES_MAX = 16 * 1024
 """A collection of at most this many encoded bytes is kept inside the manifest."""
@@ -66,7 +66,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class Writer:
+class RollupWriter:
     """Writes one rollup of an immutable state, beside whatever else goes on in the shard."""
 
     blob: Blob

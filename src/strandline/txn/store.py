@@ -127,7 +127,7 @@ class Store:
         """A key for a part of the table that the session is about to write."""
         key = str(ObjectKey(session, ShardId(table), "part", new_part_id(self.env)))
         for machine in (self.txns.machine, self.data(table)):
-            machine.begins(key)
+            machine.own.begins(key)
         return key
 
     def identity(self, version: TableVersion, session: SessionId, token: str = "") -> Identity:

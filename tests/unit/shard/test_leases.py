@@ -509,7 +509,7 @@ def test_leased_holds_and_the_claim_end_with_the_session(place: Place) -> None:
 def test_an_ended_id_never_comes_back(place: Place) -> None:
     machine, twin = place.machine(), place.machine()
     write(machine)
-    ended = twin.session = machine.session
+    ended = twin.own.id = machine.session
     expire(place, machine)
     for each in (machine, twin):
         write(each)

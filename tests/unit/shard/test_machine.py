@@ -272,7 +272,7 @@ def copied(place: Place, machine: Machine) -> Machine:
     """The machine of a copy of its process, made at this moment."""
     copy = place.machine()
     copy.look()
-    copy.session = machine.session
+    copy.own.id = machine.session
     if machine.state.sessions.get((machine.session,)) is not None:
         copy.adopt(machine.session)
     return copy

@@ -718,7 +718,7 @@ def test_a_rollup_is_not_begun_while_one_that_another_thread_wrote_waits(
 
         def acquire(self, *, blocking: bool) -> bool:
             with monkeypatch.context() as patch:
-                patch.setattr(machine, "_rolling", self.lock)
+                patch.setattr(machine._rollups, "_writing", self.lock)
                 assert machine.roll_up()
             write(other, b"beside")
             machine.look()
@@ -727,7 +727,7 @@ def test_a_rollup_is_not_begun_while_one_that_another_thread_wrote_waits(
         def release(self) -> None:
             self.lock.release()
 
-    monkeypatch.setattr(machine, "_rolling", Lock())
+    monkeypatch.setattr(machine._rollups, "_writing", Lock())
     assert not machine.roll_up()
     write(machine, b"names it")
     assert named(machine) is not None
@@ -744,7 +744,7 @@ def test_a_rollup_that_is_never_named_is_litter_though_one_of_the_same_state_is(
     assert machine.roll_up()
     write(machine)
     assert [r.key for _, r in machine.state.rollups.range()] == rollups(place)[1:]
-    assert machine.is_littered
+    assert machine.own.is_littered
     machine.close()
     (session,) = place.machine().look().state.sessions.range()
     assert session[1].acknowledged is not None, "its prefix is swept"
@@ -753,7 +753,7 @@ def test_a_rollup_that_is_never_named_is_litter_though_one_of_the_same_state_is(
 def test_a_rollup_that_is_named_is_no_litter(place: Place) -> None:
     machine = fill(place, 2 * EVERY)
     assert len(rollups(place)) == machine.state.rollups.count()
-    assert not machine.is_littered
+    assert not machine.own.is_littered
 
 
 def _forget_rollups(state: State, command: Any, author: Any) -> Any:

@@ -205,7 +205,7 @@ class Shard:
     def new_part_key(self, session: SessionId) -> str:
         """A key for a part that the session is about to write."""
         key = str(ObjectKey(session, self.id, "part", new_part_id(self.env)))
-        self.machine.begins(key)
+        self.machine.own.begins(key)
         return key
 
     def identity(self, session: SessionId, token: str = "") -> Identity:

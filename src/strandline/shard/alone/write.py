@@ -269,7 +269,7 @@ class WriteHandle(Closing):
 
     def _drop(self, parts: Iterable[Part]) -> None:
         """Takes note of the parts of an append that is refused, to be deleted: see `_clear`."""
-        count = self._shard.machine.records_written
+        count = self._shard.machine.own.written
         with self._lock:
             self._refused_parts.update((part.key, count) for part in parts)
 
@@ -277,7 +277,7 @@ class WriteHandle(Closing):
         """Writes the record after which what is left of refused appends may be deleted."""
         machine = self._shard.machine
         with self._lock:
-            waits = any(count >= machine.records_written for count in self._refused_parts.values())
+            waits = any(count >= machine.own.written for count in self._refused_parts.values())
         if waits:
             try:
                 machine.submit(Heartbeat(), deadline)
@@ -296,7 +296,7 @@ class WriteHandle(Closing):
         """
         machine = self._shard.machine
         with self._lock:
-            now = machine.records_written
+            now = machine.own.written
             keys = [key for key, count in self._refused_parts.items() if count < now]
             for key in keys:
                 del self._refused_parts[key]
@@ -325,7 +325,7 @@ class WriteHandle(Closing):
         except LocationError as error:
             _log.warning("%s could not be deleted and is tried again later: %s", key, error)
             return False
-        self._shard.machine.dropped(key)
+        self._shard.machine.own.dropped(key)
         return True
 
     def _appended(self, new_upper: int | None) -> None:
