@@ -189,9 +189,7 @@ def test_times_rank_where_a_merge_left_out_what_lies_between(db: Database, split
     if inputs[0][1].leaf:
         (leaf,) = (leaf for _, leaf in machine.state.leaves.range())
         job = replace(job, leaf=leaf)
-    outputs = run_job(
-        workshop(store, version, threads=1, deadline=within(60.0)), job, deadline=within(60.0)
-    )
+    outputs = run_job(workshop(store, version, within(60.0), threads=1), job, deadline=within(60.0))
     assert [output.part.distinct for output in outputs] == [True]
     command = Compact(tuple(key for key, _ in job.inputs), outputs)
     assert machine.submit(command, deadline=within(60.0)) is True

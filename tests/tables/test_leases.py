@@ -222,7 +222,7 @@ def test_a_merge_whose_session_expired_is_discarded_and_made_later(
 
     def slowly(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, Any]]:
         for job in jobs:
-            shop = workshop(store, version, threads=1, deadline=within(60))
+            shop = workshop(store, version, within(60), threads=1)
             outputs = run_job(shop, job, deadline=within(60))
             if slow:
                 slow.pop()

@@ -9,11 +9,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from strandline.env import Deadline
 from strandline.errors import Fenced, StrandlineError, UsageError
+from strandline.settings import Settings
 from strandline.shard.look import Look
+from strandline.shard.machine import Machine
 from strandline.shard.merging import Workshop, run_job
 from strandline.state.clocks import settled_time
 from strandline.state.commands import Claim, Compact, Output, Retain
@@ -95,35 +98,34 @@ def compact_table(
     with `force`. `strategy` None: the table's property. `runner` None: in this process.
     """
     machine = store.data(version.table)
+    strategy = strategy or property_of(version, "strategy")
     apply_table(store, version.table, deadline)
-    look = machine.look(deadline)
-    before = look.ask(lambda s: s.parts.count())
-    _descend(store, version, deadline)
-    look = machine.look(deadline)
-    _retain(store, version, look, deadline)
+    before = machine.look(deadline).ask(lambda s: s.parts.count())
+    _descend(machine, deadline)
+    _retain(store, version, machine.look(deadline))
     claimed_by = None
     made: list[CompactionJob] = []
     discarded = 0
-    if _planned(store, version, strategy, deadline):
-        run = runner or _in_process(store, version, deadline)
-        with _claimed(store, version, deadline) as claimed_by:
+    if _planned(machine.look(deadline), version, strategy):
+        run = runner or partial(_in_process, store, version, deadline)
+        with _claimed(store, machine, version, deadline) as claimed_by:
             for _ in range(_ROUNDS if claimed_by is None or force else 0):
                 # Planned here: whoever had the claim before may have done some of it.
-                jobs = _planned(store, version, strategy, deadline)
+                jobs = _planned(machine.look(deadline), version, strategy)
                 lost = 0
                 for done, (job, outputs) in enumerate(run(jobs) if jobs else (), 1):
-                    lost += not _replaced(store, version, job, outputs, deadline)
+                    lost += not _replaced(machine, version, job, outputs, deadline)
                     if progress is not None:
                         progress(done, len(jobs))
                 made += jobs
                 discarded += lost
                 if not lost:
                     break
-    after = machine.known().ask(lambda s: s.parts.count())
+    after = machine.ask(lambda s: s.parts.count(), deadline)
     rows = sum(job.rows for job in made)
     why = None
     if not made and before == after:
-        why = _why_nothing(after, strategy or property_of(version, "strategy"), claimed_by)
+        why = _why_nothing(after, strategy, claimed_by)
     return CompactionReport(
         version.name, before, after, len(made), discarded, rows, claimed_by, why
     )
@@ -142,24 +144,20 @@ def _why_nothing(parts: int, strategy: str, claimed_by: str | None) -> str:
     )
 
 
-def _planned(
-    store: Store, version: TableVersion, strategy: str | None, deadline: Deadline
-) -> list[CompactionJob]:
-    machine = store.data(version.table)
-    look = machine.look(deadline)
-    chosen = strategy or property_of(version, "strategy")
+def _planned(look: Look, version: TableVersion, strategy: str) -> list[CompactionJob]:
     parts_max = int(property_of(version, "compaction_parts"))
     keyed = version.kind == "keyed"
-    return look.ask(lambda s: list(plan_compaction(s, chosen, parts_max=parts_max, keyed=keyed)))
+    return look.ask(lambda s: list(plan_compaction(s, strategy, parts_max=parts_max, keyed=keyed)))
 
 
 @contextmanager
-def _claimed(store: Store, version: TableVersion, deadline: Deadline) -> Iterator[str | None]:
+def _claimed(
+    store: Store, machine: Machine, version: TableVersion, deadline: Deadline
+) -> Iterator[str | None]:
     """Claims the table meanwhile; gives the session of another that has claimed it, if one has.
 
     A claim ends with its session, whose owner keeps it alive while it is at work.
     """
-    machine = store.data(version.table)
     with store.pulse.holding(machine):
         if not machine.submit(Claim(), deadline):
             yield machine.state.meta.claim or None
@@ -174,124 +172,13 @@ def _claimed(store: Store, version: TableVersion, deadline: Deadline) -> Iterato
                 _log.warning("the claim on %r is left to expire: %s", version.name, error)
 
 
-def shorten(
-    store: Store, table: str, lower: bytes | None, deadline: Deadline
-) -> frozenset[bytes | None]:
-    """Does one thing about many small parts in the leaf at `lower` (None: L0), if there is one.
-
-    What keeps lookups fast between compactions, in bites small enough for the background. Returns
-    the leaves that are to be looked at then, perhaps the same one; none when nothing was to be
-    done.
-    """
-    machine = store.data(table)
-    job = _small_merge(store, table, lower)
-    if job is not None:
-        version = store.txns.table_by_id(store.txns.machine.known(deadline), table)
-        with store.pulse.holding(machine):
-            shop = workshop(store, version, threads=1, deadline=deadline)
-            outputs = run_job(shop, job, deadline)
-            applied = _replace(store, version, job, outputs, deadline)
-        again: frozenset[bytes | None] = frozenset({lower})
-    else:
-        command = None if lower is not None else _sinking(store, table)
-        if command is None:
-            return frozenset()
-        applied = machine.submit(command, deadline)
-        again = frozenset({None, *(output.leaf_lower for output in command.outputs)})
-    if not applied:
-        machine.look(deadline)
-    return again
-
-
-def _sinking(store: Store, table: str) -> Compact | None:
-    machine = store.data(table)
-    settings = store.settings
-    return machine.known().ask(
-        lambda s: plan_sinking(
-            s,
-            leaf_bytes_min=settings.sinking_leaf_bytes,
-            length_max=settings.level_zero_parts_max,
-        )
-    )
-
-
-def _small_merge(store: Store, table: str, lower: bytes | None) -> CompactionJob | None:
-    machine = store.data(table)
-    settings = store.settings
-    return machine.known().ask(
-        lambda s: plan_small_merge(
-            s,
-            lower,
-            parts_min=settings.small_parts_max,
-            size_max=settings.small_part_bytes_max,
-            rows_max=settings.part_rows_target,
-        )
-    )
-
-
-def workshop(store: Store, version: TableVersion, *, threads: int, deadline: Deadline) -> Workshop:
-    """What a job of the table needs when it runs in this process, now."""
-    session = store.data(version.table).live_session(deadline)
-    return Workshop(
-        blob=store.location.blob,
-        reader=store.reader,
-        env=store.env,
-        settings=store.settings,
-        version=version,
-        identity=store.identity(version, session),
-        new_key=lambda: store.new_part_key(version.table, session),
-        threads=threads,
-    )
-
-
-def _in_process(store: Store, version: TableVersion, deadline: Deadline) -> JobRunner:
-    def run(jobs: Sequence[CompactionJob]) -> Iterator[tuple[CompactionJob, tuple[Output, ...]]]:
-        # One after another: a job's sort is parallel in itself, and memory stays bounded.
-        for job in jobs:
-            shop = workshop(store, version, threads=store.settings.threads, deadline=deadline)
-            yield job, run_job(shop, job, deadline)
-
-    return run
-
-
-def _descend(store: Store, version: TableVersion, deadline: Deadline) -> None:
+def _descend(machine: Machine, deadline: Deadline) -> None:
     """Moves the references of L0 into the leaves: metadata only."""
-    machine = store.data(version.table)
-    for command in machine.known().ask(lambda s: list(plan_descent(s))):
+    for command in machine.known(deadline).ask(lambda s: list(plan_descent(s))):
         machine.submit(command, deadline)
 
 
-def _replaced(
-    store: Store,
-    version: TableVersion,
-    job: CompactionJob,
-    outputs: tuple[Output, ...],
-    deadline: Deadline,
-) -> bool:
-    """Like `_replace`; False also if the session that wrote the outputs was ended meanwhile.
-
-    They are then garbage of that session, and the inputs are there to be planned again.
-    """
-    try:
-        return _replace(store, version, job, outputs, deadline)
-    except Fenced as error:
-        _log.warning("a merge of %r was for nothing: %s", version.name, error)
-        return False
-
-
-def _replace(
-    store: Store,
-    version: TableVersion,
-    job: CompactionJob,
-    outputs: tuple[Output, ...],
-    deadline: Deadline,
-) -> bool:
-    keys = tuple(key for key, _ in job.inputs)
-    command = Compact(keys, outputs)
-    return store.data(version.table).submit(command, deadline)
-
-
-def _retain(store: Store, version: TableVersion, data: Look, deadline: Deadline) -> None:
+def _retain(store: Store, version: TableVersion, data: Look) -> None:
     """Gives up the history that the table's retention does not ask for, if nobody holds it.
 
     In a record of its own, before a merge is planned: what a merge gives up is never later than
@@ -306,7 +193,104 @@ def _retain(store: Store, version: TableVersion, data: Look, deadline: Deadline)
         return
     wanted = min(latest - retention, upper - 1)
     if wanted > since:
-        store.data(version.table).submit(Retain(wanted), deadline)
+        store.data(version.table).submit(Retain(wanted), data.deadline)
+
+
+def _replaced(
+    machine: Machine,
+    version: TableVersion,
+    job: CompactionJob,
+    outputs: tuple[Output, ...],
+    deadline: Deadline,
+) -> bool:
+    """Puts the outputs in the place of the inputs; False if those are not all there any more, or if
+    the session that wrote the outputs was ended meanwhile.
+
+    Then the outputs are garbage, and what there is can be planned again.
+    """
+    try:
+        return machine.submit(_replacement(job, outputs), deadline)
+    except Fenced as error:
+        _log.warning("a merge of %r was for nothing: %s", version.name, error)
+        return False
+
+
+def _replacement(job: CompactionJob, outputs: tuple[Output, ...]) -> Compact:
+    return Compact(tuple(key for key, _ in job.inputs), outputs)
+
+
+def _in_process(
+    store: Store, version: TableVersion, deadline: Deadline, jobs: Sequence[CompactionJob]
+) -> Iterator[tuple[CompactionJob, tuple[Output, ...]]]:
+    # One after another: a job's sort is parallel in itself, and memory stays bounded.
+    for job in jobs:
+        shop = workshop(store, version, deadline, threads=store.settings.threads)
+        yield job, run_job(shop, job, deadline)
+
+
+def workshop(store: Store, version: TableVersion, deadline: Deadline, *, threads: int) -> Workshop:
+    """What a job of the table needs when it runs in this process, now."""
+    session = store.data(version.table).live_session(deadline)
+    return Workshop(
+        blob=store.location.blob,
+        reader=store.reader,
+        env=store.env,
+        settings=store.settings,
+        version=version,
+        identity=store.identity(version, session),
+        new_key=lambda: store.new_part_key(version.table, session),
+        threads=threads,
+    )
+
+
+# --- between compactions
+
+
+def shorten(
+    store: Store, table: str, lower: bytes | None, deadline: Deadline
+) -> frozenset[bytes | None]:
+    """Does one thing about many small parts in the leaf at `lower` (None: L0), if there is one.
+
+    What keeps lookups fast between compactions, in bites small enough for the background. Returns
+    the leaves that are to be looked at then, perhaps the same one; none when nothing was to be
+    done.
+    """
+    machine, settings = store.data(table), store.settings
+    known = machine.known(deadline)
+    job = known.ask(
+        lambda s: plan_small_merge(
+            s,
+            lower,
+            parts_min=settings.small_parts_max,
+            size_max=settings.small_part_bytes_max,
+            rows_max=settings.part_rows_target,
+        )
+    )
+    if job is not None:
+        version = store.txns.table_by_id(store.txns.machine.known(deadline), table)
+        with store.pulse.holding(machine):
+            outputs = run_job(workshop(store, version, deadline, threads=1), job, deadline)
+            applied = machine.submit(_replacement(job, outputs), deadline)
+        again: frozenset[bytes | None] = frozenset({lower})
+    else:
+        command = None if lower is not None else _sinking(known, settings)
+        if command is None:
+            return frozenset()
+        applied = machine.submit(command, deadline)
+        again = frozenset({None, *(output.leaf_lower for output in command.outputs)})
+    if not applied:
+        machine.look(deadline)
+    return again
+
+
+def _sinking(known: Look, settings: Settings) -> Compact | None:
+    return known.ask(
+        lambda s: plan_sinking(
+            s,
+            leaf_bytes_min=settings.sinking_leaf_bytes,
+            length_max=settings.level_zero_parts_max,
+        )
+    )
 
 
 # --- what users ask for
