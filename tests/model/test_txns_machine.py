@@ -531,7 +531,7 @@ def committed(txn: Txn, txns: TxnsHandle, time: int) -> Any:
 
 def stored(txn: Txn) -> bool:
     """Whether it has parts, which are those of a session."""
-    return any(write.batch.parts for write in txn._writes)
+    return any(write.batch.parts for write in txn._rows.writes)
 
 
 TestTransactions = Transactions.TestCase

@@ -579,7 +579,7 @@ def lose_records(path: Path, shard: str, after: int) -> None:
 def committed_again(txns: TxnsHandle) -> None:
     """By a process that wrote no part of it itself."""
     txn = txns.begin()
-    txn._writes.append(
+    txn._rows.writes.append(
         Write(D0, Batch(rows=1, inline=b"never looked at", lower=b"", upper=b"", has_diff=False))
     )
     txn.commit_at(txns, 9)

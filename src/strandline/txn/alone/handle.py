@@ -7,8 +7,7 @@ its shards at once, at a time that the caller chooses. Anybody applies it to the
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,19 +25,14 @@ from strandline.errors import (
 )
 from strandline.ids import parse_id
 from strandline.location import Location
-from strandline.parts.files.batch import build_batch
-from strandline.parts.rows.consolidate import consolidated_stream
-from strandline.parts.rows.spool import Spool
-from strandline.parts.schema import DIFF, TIME
 from strandline.settings import Settings
-from strandline.shard.alone.shard import Shard, check_place
-from strandline.shard.alone.updates import check_time, updates_from
+from strandline.shard.alone.shard import check_place
+from strandline.shard.alone.updates import check_time
 from strandline.shard.look import Look
 from strandline.state.codec import decode_txn, encode_txn
 from strandline.state.commands import Commit, CommitResult, CompactTxns, Write
-from strandline.state.model import Batch
 from strandline.state.pages import TOP
-from strandline.state.plan import leaf_bounds
+from strandline.txn.alone.gathering import Gathering
 from strandline.txn.alone.registering import forget_shard, register_shard
 from strandline.txn.alone.snapshots import snapshot
 from strandline.txn.alone.store import LoneStore
@@ -300,31 +294,6 @@ class Committed:
         return store.apply(self.shards, self.time, deadline)
 
 
-class _Pending:
-    """Updates of one shard that are not in a batch yet, in bounded memory."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-        self.rows = 0
-        self.spool = Spool(shard.schema.stored(diff=True))
-        # Whoever forgets the transaction leaves no file open.
-        weakref.finalize(self, self.spool.close)
-
-    def add(self, data: Any) -> int:
-        """Adds updates in any order; how many. Refused data may have been added in part."""
-        arrow = self.spool.arrow
-        before = self.rows
-        # They have no time before they are committed.
-        for batch in updates_from(data, self.shard.schema, 0).batches:
-            whole = batch.drop_columns([TIME])
-            if DIFF not in whole.schema.names:
-                ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
-                whole = pa.RecordBatch.from_arrays([*whole.columns, ones], schema=arrow)
-            self.spool.add(whole)
-            self.rows += whole.num_rows
-        return self.rows - before
-
-
 class Txn(Closing):
     """Writes that are committed together, or not at all. For one thread; a context manager.
 
@@ -340,31 +309,24 @@ class Txn(Closing):
         self._ids = [store.env.token_hex(16)] if store is not None else []
         self._begun: int | None = None
         """Before this time none of `_ids` was committed; None: none was at all."""
-        self._writes: list[Write] = []
-        self._pending: dict[str, _Pending] = {}
-        """Where writes go, by shard."""
-        self._gathered: list[_Pending] = []
-        """What was written before the last try to store it, and is not stored yet."""
+        self._rows = Gathering()
         self._unknown = False
         """Whether a try to commit it, here, ended without an answer."""
         self._ended = ""
         """Why it takes no writes any more, and what to do."""
         self._committed: Committed | None = None
-        self._release: Callable[[], None] | None = None
         self._merged: list[Txn] = []
         """They keep their sessions alive."""
 
     @property
     def rows(self) -> int:
         """Updates written so far."""
-        waiting = sum(pending.rows for pending in self._waiting())
-        return waiting + sum(write.batch.rows for write in self._writes)
+        return self._rows.count
 
     @property
     def shards(self) -> tuple[str, ...]:
         """The shards written to so far, ascending."""
-        waiting = {pending.shard.id for pending in self._waiting()}
-        return tuple(sorted({write.table for write in self._writes} | waiting))
+        return self._rows.shards
 
     # --- writing
 
@@ -384,17 +346,13 @@ class Txn(Closing):
             raise UnknownTable(
                 f"shard {shard_id} is not registered with txns shard {self.txns_id}; register it"
             )
-        pending = self._pending.get(shard_id) or _Pending(store.shard(shard_id, deadline))
-        before = pending.rows
+        before = self.rows
         try:
-            count = pending.add(updates)
+            return self._rows.add(store.shard(shard_id, deadline), updates)
         except BaseException:
-            if pending.rows > before:
+            if self.rows > before:
                 self._end("a write to it was refused in the middle; write all of it anew")
             raise
-        if pending.rows:
-            self._pending[shard_id] = pending
-        return count
 
     def merge(self, other: Txn, *, timeout: float | None = None) -> int:
         """Takes up all that another transaction wrote, which is then part of this one only.
@@ -409,8 +367,7 @@ class Txn(Closing):
         if other is self:
             raise UsageError("a transaction cannot be merged into itself; begin another")
         other._check_going_on()
-        other._build(other._store or store, deadline)
-        self._writes += other._writes
+        self._rows.writes += other._rows.stored(other._store or store, deadline)
         self._ids += other._ids
         if other._begun is not None:
             self._begun = min(other._begun, other._begun if self._begun is None else self._begun)
@@ -434,13 +391,12 @@ class Txn(Closing):
         if store is not None:
             store.check_open()
             deadline = _deadline(store, timeout)
-            self._build(store, deadline)
-            parts = any(write.batch.parts for write in self._writes)
+            parts = any(write.batch.parts for write in self._rows.stored(store, deadline))
             if self._begun is None:
                 self._begun = store.txns.look(deadline).meta.upper or 0
             if parts:
                 store.txns.machine.hand_over(deadline)
-        data = encode_txn(self.txns_id, self._ids, self._begun or 0, self._writes)
+        data = encode_txn(self.txns_id, self._ids, self._begun or 0, self._rows.writes)
         self._end("it was made bytes for another process; commit it there")
         return data
 
@@ -452,7 +408,7 @@ class Txn(Closing):
         """
         txns_id, ids, begun, writes = decode_txn(data)
         found = cls(txns_id, None)
-        found._ids, found._begun, found._writes = ids, begun, writes
+        found._ids, found._begun, found._rows.writes = ids, begun, [*writes]
         return found
 
     # --- the end
@@ -477,27 +433,29 @@ class Txn(Closing):
             return Committed(done.txns_id, done.time, done.shards, done.rows, repeated=True)
         self._check_going_on()
         try:
-            self._build(store, deadline)
+            writes = self._rows.stored(store, deadline)
         except LocationError as error:
             # What it may have left are rows that nothing refers to: nothing was sent that commits.
             error.may_have_happened = self._unknown
             raise
-        result = self._submit(store, time, deadline)
+        result = self._submit(store, writes, time, deadline)
         self._committed = Committed(
             self.txns_id, result.time, self.shards, self.rows, result.repeated
         )
         self._end("it is committed; begin another")
         return self._committed
 
-    def _submit(self, store: LoneStore, time: int, deadline: Deadline) -> CommitResult:
+    def _submit(
+        self, store: LoneStore, writes: Sequence[Write], time: int, deadline: Deadline
+    ) -> CommitResult:
         # One that was never tried, or sent anywhere, cannot have been committed before.
         begun = time if self._begun is None else self._begun
         command = Commit(
             0,
-            tuple(self._writes),
-            token=(self._ids[0], 1) if self._writes else None,
+            tuple(writes),
+            token=(self._ids[0], 1) if writes else None,
             at=time,
-            merged=tuple(self._ids[1:]) if self._writes else (),
+            merged=tuple(self._ids[1:]) if writes else (),
             begun=begun,
         )
         try:
@@ -541,61 +499,9 @@ class Txn(Closing):
 
     def _end(self, why: str) -> None:
         self._ended = why
-        for pending in self._waiting():
-            pending.spool.close()
-        self._pending, self._gathered = {}, []
-        if self._release is not None:
-            self._release()
+        self._rows.close()
         for other in self._merged:
             other.close()
-
-    def _build(self, store: LoneStore, deadline: Deadline) -> None:
-        """Makes batches of what waits; parts are stored, if there are any.
-
-        What could not be stored goes on to wait: whoever tries again stores the rest.
-        """
-        self._gathered += [self._pending[shard_id] for shard_id in sorted(self._pending)]
-        self._pending = {}
-        while self._gathered:
-            pending = self._gathered[0]
-            batch = self._batch(store, pending, deadline)
-            if batch.rows:
-                self._writes.append(Write(pending.shard.id, batch))
-            self._gathered.pop(0).spool.close()
-
-    def _waiting(self) -> list[_Pending]:
-        return [*self._gathered, *self._pending.values()]
-
-    def _batch(self, store: LoneStore, pending: _Pending, deadline: Deadline) -> Batch:
-        shard, settings = pending.shard, store.settings
-        arrow = pending.spool.arrow
-        rows = consolidated_stream(
-            pending.spool.batches(),
-            arrow,
-            shard.schema.keys,
-            memory_bytes=settings.sort_memory_bytes,
-            threads=settings.threads,
-        )
-        machine = store.txns.machine
-
-        def session() -> Any:
-            if self._release is None:
-                self._release = store.pulse.hold(machine)
-                weakref.finalize(self, self._release)
-            return machine.live_session(deadline)
-
-        return build_batch(
-            pa.RecordBatchReader.from_batches(arrow, rows),
-            shard.schema,
-            blob=store.location.blob,
-            new_key=lambda: store.new_part_key(shard.id, session()),
-            identity=lambda: shard.identity(session()),
-            settings=settings,
-            env=store.env,
-            deadline=deadline,
-            diff=True,
-            cuts=lambda: shard.machine.ask(leaf_bounds, deadline),
-        )
 
 
 def _deadline(store: LoneStore, timeout: float | None) -> Deadline:
