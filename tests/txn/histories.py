@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
-from strandline.testing.histories import Asked, Did, Saw, Violation, violations
+from strandline.testing.isolation.check import violations
+from strandline.testing.isolation.history import Did, Predicate, Saw, Violation
 from tests.txn.worker import SETTINGS, TABLES, as_did, create, seen
 
 PROCESSES = 8
@@ -220,7 +221,7 @@ def _last(db: sl.Database) -> Did:
     with db.transaction() as transaction:
         found = [(name, transaction[name].scan().to_arrow()) for name in TABLES]
     end = time.monotonic_ns()
-    saw = tuple(Saw(Asked(name), seen(name, rows)) for name, rows in found)
+    saw = tuple(Saw(Predicate(name), seen(name, rows)) for name, rows in found)
     return Did("last", "last", "strict serializable", begin, end, saw, at=transaction.read_time)
 
 

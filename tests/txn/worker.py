@@ -25,7 +25,7 @@ import pyarrow as pa
 
 import strandline as sl
 from strandline.errors import AsOfTooOld, TransactionConflict
-from strandline.testing.histories import Asked, Did, Row, Saw, Wrote, point
+from strandline.testing.isolation.history import Did, Predicate, Row, Saw, Wrote, point
 from strandline.transaction import Isolation, Transaction
 from strandline.txn.apply import apply_table
 from tests.support.deadlines import within
@@ -87,15 +87,15 @@ class Recorder:
 
     def between(self, table: str, lower: int, upper: int) -> tuple[Row, ...]:
         found = self._transaction[table].scan(key_range=(lower, upper)).to_arrow()
-        return self._saw(Asked(table, (lower,), (upper,)), found)
+        return self._saw(Predicate(table, (lower,), (upper,)), found)
 
     def where(self, table: str, least: int, below: int) -> tuple[Row, ...]:
         found = self._transaction[table].scan(where=f"value >= {least} and value < {below}")
-        return self._saw(Asked(table, least=least, below=below), found.to_arrow())
+        return self._saw(Predicate(table, least=least, below=below), found.to_arrow())
 
     def sql(self, table: str, least: int) -> tuple[Row, ...]:
         found = self._transaction.sql(f"SELECT * FROM {table} WHERE value >= {least}")
-        return self._saw(Asked(table, least=least), found.to_arrow_table())
+        return self._saw(Predicate(table, least=least), found.to_arrow_table())
 
     def put(self, table: str, key: int, value: int) -> None:
         self._transaction[table].upsert(self._row({"k": [key]}, value, SINGLE))
@@ -118,7 +118,7 @@ class Recorder:
     def _row(self, keys: dict[str, list[int]], value: int, schema: pa.Schema) -> pa.Table:
         return pa.table({**keys, "value": [value], "by": [self._name]}, schema=schema)
 
-    def _saw(self, asked: Asked, found: pa.Table) -> tuple[Row, ...]:
+    def _saw(self, asked: Predicate, found: pa.Table) -> tuple[Row, ...]:
         rows = seen(asked.table, found)
         self.steps.append(Saw(asked, rows))
         return rows
@@ -321,7 +321,7 @@ def as_did(found: dict[str, Any]) -> Did:
         table, lower, upper, least, below = rest[0]
         bounds = [None if bound is None else tuple(bound) for bound in (lower, upper)]
         rows = tuple(Row(tuple(key), value, by) for key, value, by in rest[1])
-        steps.append(Saw(Asked(table, bounds[0], bounds[1], least, below), rows))
+        steps.append(Saw(Predicate(table, bounds[0], bounds[1], least, below), rows))
     return Did(
         found["name"],
         found["process"],

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from strandline.testing.histories import Asked, Did, Row, Saw, Wrote, point, violations
+from strandline.testing.isolation.check import violations
+from strandline.testing.isolation.history import Did, Predicate, Row, Saw, Wrote, point
 from strandline.transaction import Isolation
 
 ALL: tuple[Isolation, ...] = ("snapshot", "serializable", "strict serializable")
@@ -30,7 +31,7 @@ def got(key: int, value: int | None = None, by: str = "", table: str = "a") -> S
 
 
 def ranged(lower: int, upper: int, *rows: Row) -> Saw:
-    return Saw(Asked("a", (lower,), (upper,)), rows)
+    return Saw(Predicate("a", (lower,), (upper,)), rows)
 
 
 FIRST = did("first", 0, 10, put(1, 100), put(2, 100), put(1, 100, "b"))
@@ -116,7 +117,7 @@ def test_a_phantom_is_allowed_under_snapshot() -> None:
 
 def test_a_phantom_of_a_predicate_is_found() -> None:
     """Rows that come to match by an update, and no row that does not."""
-    poor = Saw(Asked("a", least=0, below=50), ())
+    poor = Saw(Predicate("a", least=0, below=50), ())
     one = did("one", 11, 20, poor, put(1, 10))
     two = did("two", 12, 21, poor, put(2, 10))
     assert named("phantom", one, two) == {"one", "two"}
@@ -126,7 +127,7 @@ def test_a_phantom_of_a_predicate_is_found() -> None:
 
 def test_a_row_that_leaves_a_predicate_is_a_dependency() -> None:
     rows = (Row((1,), 100, "first"), Row((2,), 100, "first"))
-    full = Saw(Asked("a", least=50), rows)
+    full = Saw(Predicate("a", least=50), rows)
     one, two = did("one", 11, 20, full, put(1, 10)), did("two", 12, 21, full, put(2, 10))
     assert named("write skew", one, two) == {"one", "two"}
 
@@ -260,7 +261,7 @@ def test_rows_that_were_not_asked_for_and_rows_seen_twice_are_found() -> None:
     row = Row((1,), 100, "first")
     assert kinds(did("one", 11, 20, ranged(0, 2, row, row))) == {"doubled row"}
     assert kinds(did("one", 11, 20, ranged(5, 9, row))) == {"wrong row"}
-    assert kinds(did("one", 11, 20, Saw(Asked("a", below=50), (row,)))) == {"wrong row"}
+    assert kinds(did("one", 11, 20, Saw(Predicate("a", below=50), (row,)))) == {"wrong row"}
 
 
 def test_a_moment_that_is_said_is_held_against_what_was_seen() -> None:

@@ -1,0 +1,1 @@
+"""A checker of histories: what isolation promises, held against what transactions saw."""
