@@ -35,6 +35,10 @@ def open_sqlite(path: Path) -> Consensus:
     return SqliteConsensus(path, RealEnv())
 
 
+def open_sqlite_again(path: Path) -> Consensus:
+    return RetryingConsensus(open_sqlite(path), RealEnv())
+
+
 class TestSqliteConsensus(ConsensusContract):
     processes = True
 
@@ -48,6 +52,16 @@ class TestRetryingConsensus(ConsensusContract):
     def _place(self) -> None:
         store, env = MemoryStore(), RealEnv()
         self.opener = lambda: RetryingConsensus(MemoryConsensus(store), env)
+
+
+class TestRetryingConsensusThatQueues(ConsensusContract):
+    """One that offers more than the port has."""
+
+    processes = True
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.opener = functools.partial(open_sqlite_again, tmp_path / "log.sqlite")
 
 
 class TestFaultyConsensusWithoutFaults(ConsensusContract):

@@ -6,10 +6,14 @@ import errno
 
 from strandline.errors import LocationError, StrandlineError, UsageError
 
-__all__ = ["Refused", "failure"]
+__all__ = ["Lasting", "Refused", "failure"]
 
 
-class Refused(LocationError):
+class Lasting(LocationError):
+    """A failure that does not pass by itself, or a call that must not be made again."""
+
+
+class Refused(Lasting):
     """The storage said no, and will go on saying so until somebody does something about it.
 
     Nothing was changed. It is not retried.
@@ -34,6 +38,20 @@ _REMEDIES = {
     errno.ENOSYS: "use a file system that has hard links",
 }
 
+# A disk that fails goes on failing, and its driver has tried again long before it says so. What is
+# short for a moment, and what a network file system loses for a moment, comes back.
+_PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
 _IMPOSSIBLE_NAMES = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 
 
@@ -46,10 +64,14 @@ def failure(
     """
     message = f"{doing} failed: {error.strerror or error}"
     if may_have_happened:
-        return LocationError(message, may_have_happened=True)
+        # SUBTLE: mostly a sync that failed. The system reports that once, and takes what it could
+        # not write for written: the same put, made again, would find the object, sync it without
+        # an error, and call durable what is only in memory.
+        return Lasting(message, may_have_happened=True)
     if about_a_name and error.errno in _IMPOSSIBLE_NAMES:
         return UsageError(f"{message}; this file system cannot hold such a name")
     remedy = _REMEDIES.get(error.errno or 0)
     if remedy is not None:
         return Refused(f"{message}; {remedy}")
-    return LocationError(message, may_have_happened=False)
+    kind = LocationError if error.errno in _PASSING else Lasting
+    return kind(message, may_have_happened=False)

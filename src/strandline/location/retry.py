@@ -11,8 +11,8 @@ import pyarrow as pa
 from strandline.env import Deadline, Env, retry_delays
 from strandline.errors import DeadlineExceeded, LocationError
 from strandline.location.blob import Blob, BlobExists, BlobInfo, BlobMissing
-from strandline.location.consensus import Consensus, Record
-from strandline.location.failures import Refused
+from strandline.location.consensus import Claims, Consensus, Queueing, Record
+from strandline.location.failures import Lasting
 
 __all__ = ["RetryingBlob", "RetryingConsensus", "each_try"]
 
@@ -20,9 +20,12 @@ T = TypeVar("T")
 
 _FIRST_SECONDS = 0.01
 _MOST_SECONDS = 2.0
+_AGAIN_SECONDS = 60.0
+"""From the first failure on, where there is more time: upkeep has a day, and what has failed for a
+minute is worth hearing of."""
 
 _ANSWERS = (BlobExists, BlobMissing)
-_FINAL = (DeadlineExceeded, Refused)
+_FINAL = (DeadlineExceeded, Lasting)
 
 
 def _persistently(env: Env, call: Callable[[float], T], timeout: float) -> T:
@@ -32,6 +35,7 @@ def _persistently(env: Env, call: Callable[[float], T], timeout: float) -> T:
     the time is up. It says whether any of the tries may have happened.
     """
     deadline = Deadline(env, timeout)
+    last: Deadline | None = None
     delays = iter(retry_delays(env, first_seconds=_FIRST_SECONDS, most_seconds=_MOST_SECONDS))
     may_have_happened = False
     while True:
@@ -41,15 +45,16 @@ def _persistently(env: Env, call: Callable[[float], T], timeout: float) -> T:
             raise
         except LocationError as error:
             may_have_happened |= error.may_have_happened
+            last = last or Deadline(env, min(deadline.remaining(), _AGAIN_SECONDS))
             delay = next(delays)
-            if isinstance(error, _FINAL) or delay >= deadline.remaining():
+            if isinstance(error, _FINAL) or delay >= last.remaining():
                 error.may_have_happened = may_have_happened
                 raise
         env.sleep(delay)
 
 
 class RetryingBlob:
-    """A Blob of which a call fails only when it keeps failing until the deadline.
+    """A Blob of which a call fails only when it keeps failing until the deadline, or for a minute.
 
     An `upload` is not repeated: what was written to it is not there any more.
     """
@@ -159,15 +164,24 @@ def each_try(blob: Blob, call: Callable[[Blob, float], T], timeout: float) -> T:
 
 
 class RetryingConsensus:
-    """A Consensus of which reads and truncations fail only if they fail until the deadline.
+    """A Consensus of which reads and truncations fail only if they fail for as long as that.
 
     A `compare_and_set` is never repeated here: only who made the record can tell, by its id,
-    whether a record found in the slot is the one from before.
+    whether a record found in the slot is the one from before. What the Consensus offers besides
+    (`Queueing`, `Claims`) is offered as it is.
     """
 
     def __init__(self, consensus: Consensus, env: Env) -> None:
         self._consensus = consensus
         self._env = env
+        # A claim and a turn are a thread's, and nothing but speed and fairness rests on them. They
+        # are attributes of the object, for `isinstance` to find there just what is offered.
+        if isinstance(consensus, Queueing):
+            self.turn = consensus.turn
+        if isinstance(consensus, Claims):
+            self.claim = consensus.claim
+            self.release = consensus.release
+            self.claimed = consensus.claimed
 
     def head(self, shard: str, *, timeout: float) -> Record | None:
         return self._again(lambda left: self._consensus.head(shard, timeout=left), timeout)

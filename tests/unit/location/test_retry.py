@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strandline.env import RealEnv
 from strandline.errors import DeadlineExceeded, LocationError, UsageError
 from strandline.location.blob import BlobExists, BlobMissing
-from strandline.location.consensus import Record
-from strandline.location.failures import Refused
+from strandline.location.consensus import Claims, Queueing, Record
+from strandline.location.failures import Lasting, Refused
+from strandline.location.local.blob import FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.retry import RetryingBlob, RetryingConsensus
+from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.testing.faults import (
     FAIL_AFTER,
     FAIL_BEFORE,
@@ -102,6 +108,13 @@ def test_the_last_failure_is_raised_when_time_is_up() -> None:
         assert max(place.env.slept) == 1.0
 
 
+def test_who_has_a_day_hears_of_it_after_a_minute() -> None:
+    place = Place(lambda _: FAIL_BEFORE)
+    with pytest.raises(LocationError, match="on purpose"):
+        place.blob.delete("a", timeout=86_400)
+    assert 58 < place.env.seconds <= 60
+
+
 def test_one_unknown_try_makes_the_whole_unknown() -> None:
     def decide(call: Call) -> Fault:
         return FAIL_AFTER if call.number == 1 else FAIL_BEFORE
@@ -118,6 +131,7 @@ def test_one_unknown_try_makes_the_whole_unknown() -> None:
         BlobExists("a"),
         BlobMissing("a"),
         DeadlineExceeded("late", may_have_happened=False),
+        Lasting("the disk is broken", may_have_happened=True),
         Refused("the disk is full"),
         UsageError("no"),
     ],
@@ -230,3 +244,88 @@ def test_a_listing_that_breaks_goes_on_after_the_last_object() -> None:
     listing = RetryingBlob(blob, env).list("k", start_after="k0", timeout=60)
     assert [info.key for info in listing] == keys[1:]
     assert blob.breaks == 3
+
+
+def test_what_a_consensus_offers_besides_is_offered_and_nothing_more(tmp_path: Path) -> None:
+    env = RealEnv()
+    store = MemoryStore()
+    queue = SqliteConsensus(tmp_path / "log.sqlite", env)
+    faulty = FaultyConsensus(MemoryConsensus(store), Faults())
+    for consensus, claims, queues in (
+        (faulty, False, False),
+        (MemoryConsensus(store), True, False),
+        (queue, True, True),
+    ):
+        retrying = RetryingConsensus(consensus, env)
+        assert isinstance(retrying, Claims) is claims
+        assert isinstance(retrying, Queueing) is queues
+    with RetryingConsensus(queue, env).turn(timeout=60):
+        assert queue.compare_and_set("s", 0, b"x", timeout=60)
+    queue.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ENOSPC])
+def test_a_disk_that_fails_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    env = Clock()
+    blob = RetryingBlob(FileBlob(tmp_path, env), env)
+    blob.put("a", b"x", timeout=60)
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    def get() -> None:
+        blob.get("a", timeout=60)
+
+    def put() -> None:
+        blob.put("b", b"y", timeout=60)
+
+    for name, call in (("open", get), ("pread", get), ("fsync", put), ("link", put)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fails)
+            with pytest.raises(Lasting):
+                call()
+    assert env.slept == []
+
+
+def test_a_put_whose_sync_failed_is_not_put_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next sync would succeed, and not for what the failed one left out."""
+    env = Clock()
+    blob = RetryingBlob(FileBlob(tmp_path, env), env)
+    blob.put("a", b"x", timeout=60)
+    real = os.fsync
+    failed: list[int] = []
+
+    def fails_once(descriptor: int) -> None:
+        if (tmp_path / "b").exists() and not failed:
+            failed.append(descriptor)
+            raise OSError(errno.EIO, "on purpose")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    with pytest.raises(LocationError) as caught:
+        blob.put("b", b"x", timeout=60)
+    assert caught.value.may_have_happened is True
+    assert env.slept == []
+
+
+def test_what_is_short_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = Clock()
+    blob = RetryingBlob(FileBlob(tmp_path, env), env)
+    blob.put("a", b"x", timeout=60)
+    real, left = os.open, [3]
+
+    def crowded(*args: Any, **options: Any) -> int:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, "open", crowded)
+    assert blob.get("a", timeout=60) == b"x"
+    assert env.slept == [0.005, 0.01, 0.02]

@@ -18,7 +18,7 @@ import pyarrow as pa
 from strandline.env import Deadline, Env
 from strandline.errors import LocationError, StrandlineError, UsageError
 from strandline.location.blob import BlobExists, BlobInfo, BlobMissing
-from strandline.location.failures import failure
+from strandline.location.failures import Lasting, failure
 from strandline.location.keys import check_key, is_key, range_of
 from strandline.location.local.durable import make_directories, sync_directory, sync_file
 
@@ -450,7 +450,7 @@ class FileBlob:
         if os.path.isdir(self._root):
             self._root_was_there = True
         elif self._root_was_there:
-            raise LocationError(
+            raise Lasting(
                 f"the directory {self._root} is gone; mount or restore it", may_have_happened=False
             )
 

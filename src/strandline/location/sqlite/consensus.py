@@ -12,9 +12,9 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from strandline.env import Deadline, Env
-from strandline.errors import Corruption, LocationError, StrandlineError, UsageError
+from strandline.errors import Corruption, StrandlineError, UsageError
 from strandline.location.consensus import Record
-from strandline.location.failures import Refused, failure
+from strandline.location.failures import Lasting, Refused, failure
 from strandline.location.local.durable import make_directories, sync_directory
 from strandline.location.local.mounts import network_file_system
 from strandline.location.queries import load_queries
@@ -344,7 +344,8 @@ class SqliteConsensus:
             return Refused(f"{message}; check permissions and free space")
         if too_big:
             return UsageError(f"{message}; a record must be smaller")
-        return LocationError(message, may_have_happened=doing != "reading")
+        # What passes, a lock that another has, was waited for.
+        return Lasting(message, may_have_happened=doing != "reading")
 
 
 def _code(error: Exception) -> int:

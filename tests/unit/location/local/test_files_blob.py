@@ -14,7 +14,7 @@ import pytest
 from strandline.env import RealEnv
 from strandline.errors import DeadlineExceeded, LocationError, UsageError
 from strandline.location.blob import BlobExists, BlobMissing
-from strandline.location.failures import Refused
+from strandline.location.failures import Lasting, Refused
 from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
 
 T = 120.0
@@ -119,8 +119,8 @@ def test_a_failed_sync_of_the_directory_may_have_happened(
         (errno.EROFS, False, Refused),
         (errno.EPERM, False, Refused),
         (errno.EXDEV, False, Refused),
-        (errno.EIO, True, LocationError),
-        (errno.ETIMEDOUT, True, LocationError),
+        (errno.EIO, True, Lasting),
+        (errno.ETIMEDOUT, True, Lasting),
     ],
 )
 def test_a_failed_link_tells_whether_it_may_have_happened(

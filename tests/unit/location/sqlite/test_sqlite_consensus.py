@@ -23,7 +23,7 @@ import pytest
 from strandline.env import Deadline, RealEnv
 from strandline.errors import Corruption, DeadlineExceeded, LocationError, UsageError
 from strandline.location.consensus import Record
-from strandline.location.failures import Refused
+from strandline.location.failures import Lasting, Refused
 from strandline.location.local.mounts import network_file_system
 from strandline.location.sqlite.consensus import APPLICATION_ID, SqliteConsensus
 from strandline.location.sqlite.turnstile import Claim, FairLock, Turnstile
@@ -362,9 +362,9 @@ class Failing:
         (sqlite3.SQLITE_FULL, Refused, False),
         (sqlite3.SQLITE_READONLY, Refused, False),
         (sqlite3.SQLITE_CANTOPEN, Refused, False),
-        (sqlite3.SQLITE_IOERR_FSYNC, LocationError, True),
-        (sqlite3.SQLITE_IOERR_WRITE, LocationError, True),
-        (sqlite3.SQLITE_NOMEM, LocationError, True),
+        (sqlite3.SQLITE_IOERR_FSYNC, Lasting, True),
+        (sqlite3.SQLITE_IOERR_WRITE, Lasting, True),
+        (sqlite3.SQLITE_NOMEM, Lasting, True),
     ],
 )
 def test_an_error_tells_whether_it_may_have_happened(
