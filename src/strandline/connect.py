@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -29,6 +30,7 @@ from strandline.ids import (
 from strandline.location import Blob, BlobExists, BlobMissing, Consensus, Location
 from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
+from strandline.location.retry import RetryingBlob, RetryingConsensus
 from strandline.location.sqlite.consensus import SqliteConsensus
 from strandline.settings import Settings
 from strandline.state.model import FORMAT
@@ -85,7 +87,7 @@ def connect(
 
 
 def _check_options(
-    mode: str, consensus: str | None, storage_options: Mapping[str, Any] | None
+    mode: str, consensus: str | None, storage_options: Mapping[str, object] | None
 ) -> None:
     if mode not in {"rw", "r"}:
         raise UsageError(f'mode={mode!r}: pass "rw" to read and write, or "r" to read only')
@@ -120,31 +122,16 @@ def open_location(
     env = RealEnv()
     deadline = Deadline.of(env, timeout, Settings().timeout_seconds)
     place = _place(url)
-    blob = place.blob(env)
+    read_only = mode == "r"
+    blob = _blob(place, env)
     marker = _marker(place, blob, deadline)
-    missing = not place.log_is_there()
-    if missing and marker is not None:
-        raise _lost_log(place)
-    if missing:
-        place.check_free()
-        if mode == "r" or not create:
-            raise UsageError(
-                f"there is nothing at {place.url}; "
-                + ("open it with mode='rw' first" if create else "pass create=True")
-            )
+    if not place.log_is_there():
+        _check_making(place, "nothing", "pass create=True", read_only=read_only, create=create)
     # Without a marker the log may be one that somebody was stopped in making.
-    make = marker is None and create and mode == "rw"
-    log = place.consensus(env, read_only=mode == "r", create=make, timeout=deadline.remaining())
+    make = marker is None and create and not read_only
+    log = _log(place, env, deadline, read_only=read_only, create=make)
     txns = "" if marker is None else marker.txns
-    return Location(blob, log, place.url, place.consensus_url, mode == "r", txns)
-
-
-def _lost_log(place: _Place) -> Corruption:
-    return Corruption(
-        f"the log of the database {place.url} is missing: {place.consensus_url}; restore it "
-        "from a copy",
-        object=LOG_FILE,
-    )
+    return Location(blob, log, place.url, place.consensus_url, read_only, txns)
 
 
 def _reopen(origin: Origin) -> Store:
@@ -158,7 +145,7 @@ def _reopen_at(place: _Place, origin: Origin) -> Store:
 
 def open_blob(url: str, env: Env) -> Blob:
     """The objects of the database at `url`, without its log: for workers that only move data."""
-    return _place(url).blob(env)
+    return _blob(_place(url), env)
 
 
 # --- places
@@ -213,8 +200,9 @@ class _Directory:
     leaves_process = True
 
     def __init__(self, path: str) -> None:
-        self.url = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
-        self._log = os.path.join(self.url, LOG_FILE)  # noqa: PTH118
+        # Not by pathlib, which keeps "..", and raises where no home directory is known.
+        self.url = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111  as said
+        self._log = str(Path(self.url, LOG_FILE))
         self.consensus_url = f"sqlite:{self._log}"
 
     def blob(self, env: Env) -> Blob:
@@ -225,11 +213,11 @@ class _Directory:
         return SqliteConsensus(self._log, env, mode=mode, create=create, timeout=timeout)
 
     def log_is_there(self) -> bool:
-        return os.path.exists(self._log)  # noqa: PTH110
+        return os.path.exists(self._log)  # noqa: PTH110  a Path raises where it may not look
 
     def check_free(self) -> None:
         try:
-            names = os.listdir(self.url)  # noqa: PTH208
+            names = [path.name for path in Path(self.url).iterdir()]
         except FileNotFoundError:
             return
         except NotADirectoryError:
@@ -251,9 +239,8 @@ class _Directory:
             )
 
 
-def _place(url: str | os.PathLike[str]) -> _Place:
-    given: Any = url
-    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+def _place(url: object) -> _Place:
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise UsageError(f"{url!r} is no place for a database; supported are {_SUPPORTED}")
     found = _SCHEME.match(text)
@@ -322,7 +309,7 @@ def decode_marker(data: bytes, url: str) -> Marker:
     return Marker(DatabaseId(database), ShardId(txns), fields["format"])
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
+def _checksum(fields: Mapping[str, object]) -> str:
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     return f"crc32:{zlib.crc32(canonical):08x}"
 
@@ -334,25 +321,14 @@ def _open(place: _Place, origin: Origin, *, create: bool, timeout: float) -> Sto
     env = RealEnv()
     deadline = Deadline(env, timeout)
     read_only = origin.mode == "r"
-    blob = place.blob(env)
-    marker = _marker(place, blob, deadline)
+    blob = _blob(place, env)
+    marker = _marker(place, blob, deadline) or _marker_of_records(place, blob, env, deadline)
     if marker is None:
-        marker = _marker_of_records(place, blob, env, deadline)
-    missing = marker is None
-    if missing:
-        place.check_free()
-        if read_only or not create:
-            raise UsageError(
-                f"there is no database at {place.url}; "
-                + ("open it with mode='rw' first" if create else "connect with create=True")
-            )
-    elif not place.log_is_there():
-        raise _lost_log(place)
+        remedy = "connect with create=True"
+        _check_making(place, "no database", remedy, read_only=read_only, create=create)
     # SUBTLE: the log is made before the marker, so that a marker without a log is always damage
     # and never the work of somebody who was stopped in between.
-    consensus = place.consensus(
-        env, read_only=read_only, create=missing, timeout=deadline.remaining()
-    )
+    consensus = _log(place, env, deadline, read_only=read_only, create=marker is None)
     try:
         if marker is None:
             marker = _put_marker(place, blob, env, deadline)
@@ -365,12 +341,42 @@ def _open(place: _Place, origin: Origin, *, create: bool, timeout: float) -> Sto
     return store
 
 
+def _blob(place: _Place, env: Env) -> Blob:
+    """The objects; what fails is tried again where it may pass, as in the simulator."""
+    return RetryingBlob(place.blob(env), env)
+
+
+def _log(
+    place: _Place, env: Env, deadline: Deadline, *, read_only: bool, create: bool
+) -> Consensus:
+    """The log, in the same way."""
+    timeout = deadline.remaining()
+    log = place.consensus(env, read_only=read_only, create=create, timeout=timeout)
+    return RetryingConsensus(log, env)
+
+
+def _check_making(place: _Place, there: str, remedy: str, *, read_only: bool, create: bool) -> None:
+    """UsageError where nothing can be made, or is not to be; `there` is what is at the place."""
+    place.check_free()
+    if read_only or not create:
+        remedy = "open it with mode='rw' first" if create else remedy
+        raise UsageError(f"there is {there} at {place.url}; {remedy}")
+
+
 def _marker(place: _Place, blob: Blob, deadline: Deadline) -> Marker | None:
+    """The marker; Corruption if it is there and the log is not."""
     try:
         data = blob.get(MARKER_KEY, timeout=deadline.remaining())
     except BlobMissing:
         return None
-    return decode_marker(data, place.url)
+    marker = decode_marker(data, place.url)
+    if not place.log_is_there():
+        raise Corruption(
+            f"the log of the database {place.url} is missing: {place.consensus_url}; restore it "
+            "from a copy",
+            object=LOG_FILE,
+        )
+    return marker
 
 
 def _marker_of_records(place: _Place, blob: Blob, env: Env, deadline: Deadline) -> Marker | None:
@@ -382,7 +388,7 @@ def _marker_of_records(place: _Place, blob: Blob, env: Env, deadline: Deadline) 
     if not place.log_is_there():
         return None
     try:
-        consensus = place.consensus(env, read_only=True, create=False, timeout=deadline.remaining())
+        consensus = _log(place, env, deadline, read_only=True, create=False)
     except StrandlineError:
         return None  # not a log, or not one yet: whoever opens it in earnest says so
     try:

@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from strandline.cli import app
-from strandline.errors import LocationError
+from strandline.location.failures import Refused
 from strandline.location.local.blob import FileBlob
 from tests.cli.helpers import Run
 
@@ -129,7 +129,7 @@ def test_a_vacuum_that_leaves_objects_behind_ends_with_status_1(
         lake("compact", "t", "--strategy", "full")
 
     def refused(_: FileBlob, key: str, *, timeout: float) -> None:
-        raise LocationError(f"{key}: permission denied", may_have_happened=False)
+        raise Refused(f"{key}: permission denied")
 
     with monkeypatch.context() as patched:
         patched.setattr(FileBlob, "delete", refused)

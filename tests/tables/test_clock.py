@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from strandline.database import Database
-from strandline.errors import LocationError
+from strandline.location.failures import Refused
 from strandline.location.local.blob import FileBlob
 from tests.tables.helpers import QUIET, READINGS, apply
 
@@ -113,7 +113,7 @@ def test_the_locations_clock_is_asked_once(place: str, monkeypatch: pytest.Monke
 
 def test_a_commit_needs_no_clock_but_the_logs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise LocationError("no space left", may_have_happened=False)
+        raise Refused("no space left")
 
     with opened(place) as db:
         monkeypatch.setattr(FileBlob, "put", broken)
@@ -126,7 +126,7 @@ def test_a_clock_that_jumped_is_refused_also_where_the_location_does_not_answer(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise LocationError("no space left", may_have_happened=False)
+        raise Refused("no space left")
 
     with opened(place) as db:
         table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import strandline as sl
+from strandline.connect import open_blob, open_location
 from strandline.env import RealEnv
 from strandline.errors import DeadlineExceeded, LocationError, UsageError
 from strandline.location.blob import BlobExists, BlobMissing
@@ -329,3 +331,17 @@ def test_what_is_short_for_a_moment_is_waited_for(
     monkeypatch.setattr(os, "open", crowded)
     assert blob.get("a", timeout=60) == b"x"
     assert env.slept == [0.005, 0.01, 0.02]
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory"])
+def test_what_ships_tries_again(kind: str, tmp_path: Path) -> None:
+    """As the simulator does, of which half the processes have just these in front."""
+    url = str(tmp_path / "lake") if kind == "directory" else "memory://"
+    with sl.connect(url) as db:
+        location = db._handle.store.location
+        assert isinstance(location.blob, RetryingBlob)
+        assert isinstance(location.consensus, RetryingConsensus)
+    with open_location(url) as location:
+        assert isinstance(location.blob, RetryingBlob)
+        assert isinstance(location.consensus, RetryingConsensus)
+    assert isinstance(open_blob(url, RealEnv()), RetryingBlob)
