@@ -16,14 +16,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 import strandline as sl
 from strandline.errors import AsOfTooOld, UsageError
 from strandline.testing.reference import (
-    Delete,
+    DatabaseModel,
+    Deleted,
     Operation,
     Overwrite,
     Put,
-    Reference,
     Row,
     Test,
-    Update,
+    Updated,
 )
 from strandline.txn.apply import apply_table
 from tests.support.deadlines import within
@@ -95,7 +95,7 @@ class Tables(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reference = Reference(observed=False)
+        self.reference = DatabaseModel(observed=False)
         self.db: sl.Database
         self.writes = 0
 
@@ -148,12 +148,12 @@ class Tables(RuleBasedStateMachine):
     @rule(target=moments, table=table_names, keys=st.lists(prefixes, min_size=1, max_size=3))
     def delete_keys(self, table: str, keys: list[Row]) -> int:
         commit = self.db[table].delete(keys=keys)
-        return self.write(table, Delete(keys=tuple(keys)), commit)
+        return self.write(table, Deleted(keys=tuple(keys)), commit)
 
     @rule(target=moments, table=table_names, where=conditions)
     def delete_where(self, table: str, where: str) -> int:
         commit = self.db[table].delete(where=where)
-        return self.write(table, Delete(where=CONDITIONS[where]), commit)
+        return self.write(table, Deleted(where=CONDITIONS[where]), commit)
 
     @rule(target=moments, table=table_names, where=st.one_of(st.none(), conditions), data=some_rows)
     def overwrite(self, table: str, where: str | None, data: list[Row]) -> int:
@@ -167,7 +167,7 @@ class Tables(RuleBasedStateMachine):
             return (*row[:2], None if row[2] is None else row[2] + 1, row[3])
 
         commit = self.db[table].update({"v": "v + 1"}, where)
-        return self.write(table, Update(CONDITIONS[where], change), commit)
+        return self.write(table, Updated(CONDITIONS[where], change), commit)
 
     @rule(
         target=moments,
@@ -189,9 +189,9 @@ class Tables(RuleBasedStateMachine):
         name = f"write {self.writes}"
         steps: list[tuple[str, Operation]] = [
             ("events", Put(tuple(data))),
-            ("items", Delete(keys=tuple(keys))),
+            ("items", Deleted(keys=tuple(keys))),
             ("items", Put(tuple(other))),
-            ("events", Delete(keys=tuple(keys))),
+            ("events", Deleted(keys=tuple(keys))),
         ]
         self.reference.begin_together(name, steps)
         newest = max((t for m in self.reference.tables.values() for t, _ in m.updates), default=0)

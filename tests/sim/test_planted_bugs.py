@@ -18,7 +18,7 @@ from strandline.state.commands import CommitGroup, Compact
 from strandline.state.decide import Author
 from strandline.state.model import Entry
 from strandline.state.replay import State
-from strandline.testing.reference import Difference
+from strandline.testing.reference import Mismatch
 from strandline.testing.simulator import History
 from tests.sim.test_simulator import noticed
 
@@ -79,7 +79,7 @@ def test_ranks_that_a_compaction_forwards_are_noticed(monkeypatch: Patch) -> Non
         return compact(state, replace(command, outputs=outputs), author)
 
     monkeypatch.setitem(transitions, Compact, forwarded)
-    assert noticed(range(1, 40), "Difference")
+    assert noticed(range(1, 40), "Mismatch")
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_members_of_a_group_that_are_not_checked_against_each_other_are_noticed(
     monkeypatch.setattr(committing, "_check_read", alone)
     monkeypatch.setitem(decide._TRANSITIONS, CommitGroup, commit_group)
     # Several have to wait for one turn of one handle, and to have read the same.
-    with pytest.raises(Difference):
+    with pytest.raises(Mismatch):
         _played_with_many_transactions(range(1, 40))
 
 
@@ -122,10 +122,10 @@ def test_a_commit_that_takes_what_was_tidied_for_unchanged_is_noticed(monkeypatc
             return getattr(self._state, name)
 
     def assumed(state: State, read: Any, touches: Any) -> None:
-        check(Untidied(state), read, touches)  # type: ignore[arg-type]
+        check(Untidied(state), read, touches)  # type: ignore[arg-type]  # a proxy
 
     monkeypatch.setattr(committing, "_check_read", assumed)
-    assert noticed(range(1, 100), "Difference")
+    assert noticed(range(1, 100), "Mismatch")
 
 
 def test_a_subscriber_that_takes_its_entries_for_all_that_happened_is_noticed(

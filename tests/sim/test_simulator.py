@@ -139,7 +139,7 @@ def test_a_data_shard_that_is_read_before_the_txns_shard_is_noticed(monkeypatch:
 
     monkeypatch.setattr(view, "_settled", data_first)
     monkeypatch.setattr(view, "data_for", read_early)
-    assert noticed(range(1, 200), "Difference")
+    assert noticed(range(1, 200), "Mismatch")
 
 
 def test_an_apply_that_splits_one_time_is_noticed(monkeypatch: Patch) -> None:
@@ -170,7 +170,7 @@ def test_a_compaction_that_is_applied_though_an_input_is_gone_is_noticed(
 
 def test_a_write_that_is_not_computed_again_after_a_change_is_noticed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(writing, "unchanged", lambda table, *_: Read(table, 1 << 62))
-    assert noticed(range(1, 46), "Difference")
+    assert noticed(range(1, 46), "Mismatch")
 
 
 @pytest.mark.slow

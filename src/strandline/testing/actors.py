@@ -22,19 +22,19 @@ from strandline.errors import (
 )
 from strandline.table import Table
 from strandline.testing.jobs import COLUMNS, KEYS, Job, Jobs, arrow_of, rows_of
-from strandline.testing.reference import Copy, Operation, Put, Reference, Row, Test
+from strandline.testing.reference import Copied, DatabaseModel, Operation, Put, Row, Test
 from strandline.testing.simulation import World
 from strandline.times import Commit, Micros
 
 __all__ = [
     "Crowd",
     "Ddl",
+    "JobWriter",
     "Keeper",
     "Member",
     "Play",
     "Reader",
     "Truncator",
-    "Writer",
     "between",
     "close",
     "opened",
@@ -44,7 +44,7 @@ __all__ = [
 class Play(Protocol):
     """What actors need of the history that they are in."""
 
-    reference: Reference
+    reference: DatabaseModel
     kept: Sequence[str]
     """The tables that are there from the beginning to the end."""
 
@@ -73,7 +73,7 @@ class Play(Protocol):
 
 def table_id_of(table: Table) -> str:
     """What the model knows the table by."""
-    return table._version.table  # noqa: SLF001
+    return table._version.table  # noqa: SLF001  users go by names
 
 
 def opened(play: Play, world: World, *, read_only: bool = False) -> Database:
@@ -93,7 +93,7 @@ def close(db: Database) -> None:
         return
 
 
-class Writer:
+class JobWriter:
     """Appends, upserts, deletes, updates and overwrites, some of it with tokens."""
 
     def __init__(
@@ -165,10 +165,12 @@ class Writer:
             more = {"metadata": {"op": job.name}, "token": job.token}
             return cast("Commit", job.call(db, table, more))
         # SQL has no room for metadata, and the record has to say which job it is of.
-        txns = db._handle.store.txns  # noqa: SLF001
+        txns = db._handle.store.txns  # noqa: SLF001  below what users hold
         commit = txns.commit
         named = {"metadata": {"op": job.name}}
-        txns.commit = lambda **more: commit(**{**more, **named})  # type: ignore[method-assign]
+        txns.commit = lambda **more: commit(  # type: ignore[method-assign]  # for this one call
+            **{**more, **named}
+        )
         try:
             return cast("Commit", job.call(db, table, {}))
         finally:
@@ -176,7 +178,7 @@ class Writer:
 
     def _bound(self, operation: Operation) -> Operation:
         """With the id of the table that it copies from, which the model knows it by."""
-        if not isinstance(operation, Copy):
+        if not isinstance(operation, Copied):
             return operation
         source = self._play.table_id(operation.source)
         assert source is not None
@@ -249,7 +251,7 @@ class Reader:
         begun = self._play.latest()
         columns = ", ".join(COLUMNS.names)
         both = " union all ".join(
-            f"select {columns}, '{name}' as name from {name}"  # noqa: S608
+            f"select {columns}, '{name}' as name from {name}"  # noqa: S608  of our own names
             for name in ("events", "items")
         )
         try:
@@ -430,7 +432,7 @@ class Ddl:
         found = rows_of(db[name].scan().to_arrow())
         reference.check(table, found, between(self._play, begun))
 
-    def _check(self, name: str, happened: bool, what: str) -> None:  # noqa: FBT001
+    def _check(self, name: str, happened: bool, what: str) -> None:  # noqa: FBT001  the claim
         if not happened:
             self._play.fail(f"{name} was reported to be {what}, and is not")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from strandline.database import Database
 from strandline.table import Table
-from strandline.testing.reference import Copy, Delete, Operation, Overwrite, Put, Row, Update
+from strandline.testing.reference import Copied, Deleted, Operation, Overwrite, Put, Row, Updated
 
 __all__ = ["COLUMNS", "KEYS", "Job", "Jobs", "arrow_of", "rows_of"]
 
@@ -92,11 +92,11 @@ class Jobs:
         width = self._random.choice([1, 2]) if table == "items" else 1
         found = {self._row()[:width] for _ in range(self._random.choice([1, 1, 3]))}
         keys = tuple(sorted(found))
-        return Delete(keys=keys), lambda _, t, more: t.delete(keys=list(keys), **more)
+        return Deleted(keys=keys), lambda _, t, more: t.delete(keys=list(keys), **more)
 
     def _by_condition(self, table: str) -> Made:
         few, where = self._few()
-        return Delete(where=few), lambda _, t, more: t.delete(where=where, **more)
+        return Deleted(where=few), lambda _, t, more: t.delete(where=where, **more)
 
     def _overwrite(self, table: str) -> Made:
         few, where = self._few()
@@ -109,12 +109,12 @@ class Jobs:
         def change(row: Row) -> Row:
             return (*row[:2], None if row[2] is None else row[2] + 100, row[3])
 
-        return Update(few, change), lambda _, t, more: t.update({"v": "v + 100"}, where, **more)
+        return Updated(few, change), lambda _, t, more: t.update({"v": "v + 100"}, where, **more)
 
     def _insert_select(self, table: str) -> Made:
         few, where = self._few()
-        text = f"insert into events select * from items where {where}"  # noqa: S608
-        return Copy("items", few), lambda db, _, __: db.sql(text)
+        text = f"insert into events select * from items where {where}"  # noqa: S608  of words above
+        return Copied("items", few), lambda db, _, __: db.sql(text)
 
     def _few(self) -> tuple[Callable[[Row], bool], str]:
         """A condition that few keys fulfil, for the model and in SQL."""

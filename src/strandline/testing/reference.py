@@ -1,6 +1,6 @@
 """The reference model: what a database has to show, as plain dicts of updates.
 
-A `Reference` is told of every write before it is made, and of its outcome: acknowledged (it
+A `DatabaseModel` is told of every write before it is made, and of its outcome: acknowledged (it
 happened, at a time), refused (it did not and never will), or unknown. Where somebody watches the
 log, `committed` says what really happened, and the outcomes are held against it; an unknown
 outcome may go either way, but once a read or the log has shown which, it stays.
@@ -15,16 +15,16 @@ from typing import Any, Literal
 
 __all__ = [
     "Computed",
-    "Copy",
-    "Delete",
-    "Difference",
+    "Copied",
+    "DatabaseModel",
+    "Deleted",
+    "Mismatch",
     "Operation",
     "Overwrite",
     "Put",
-    "Reference",
     "Row",
     "TableModel",
-    "Update",
+    "Updated",
 ]
 
 Row = tuple[Any, ...]
@@ -33,7 +33,7 @@ Row = tuple[Any, ...]
 Test = Callable[[Row], bool]
 
 
-class Difference(AssertionError):
+class Mismatch(AssertionError):
     """The database says something else than the model."""
 
 
@@ -49,7 +49,7 @@ class Put:
 
 
 @dataclass(frozen=True)
-class Delete:
+class Deleted:
     """Delete by keys (prefixes of the keys) and by a condition."""
 
     keys: tuple[Row, ...] = ()
@@ -76,7 +76,7 @@ class Overwrite:
 
 
 @dataclass(frozen=True)
-class Update:
+class Updated:
     """Rows changed in place."""
 
     where: Test
@@ -89,7 +89,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copied:
     """The rows of another table for which the condition holds, added as they are there."""
 
     source: str
@@ -114,7 +114,7 @@ class Computed:
         return False
 
 
-Operation = Put | Delete | Overwrite | Update | Copy | Computed
+Operation = Put | Deleted | Overwrite | Updated | Copied | Computed
 
 
 @dataclass
@@ -140,7 +140,7 @@ class TableModel:
             {row: count for row, count in before.items() if not operation.gone(row)}
         )
         rows = list(operation.rows)
-        if isinstance(operation, Update):
+        if isinstance(operation, Updated):
             changed = [row for row in before.elements() if operation.where(row)]
             rows += [operation.change(row) for row in changed]
         if self.kind == "rows":
@@ -156,7 +156,7 @@ class TableModel:
     def write(self, time: int, operation: Operation) -> None:
         """The operation happened at `time`, after everything that is here."""
         if self.updates and time < self.updates[-1][0]:
-            raise Difference(f"a commit at {time} comes after one at {self.updates[-1][0]}")
+            raise Mismatch(f"a commit at {time} comes after one at {self.updates[-1][0]}")
         self.updates.append((time, self.effect(operation, self.read())))
 
     def times(self) -> list[int]:
@@ -192,7 +192,7 @@ class _Write:
     time: int | None = None
 
 
-class Reference:
+class DatabaseModel:
     """All tables of a database, and every write that was ever asked for.
 
     `observed`: `committed` is called for every commit that is in the log, in order. Otherwise
@@ -220,11 +220,11 @@ class Reference:
         """The log has it."""
         write = self.writes.get(name)
         if write is None:
-            raise Difference(f"{name} is in the log, and nobody asked for it")
+            raise Mismatch(f"{name} is in the log, and nobody asked for it")
         if write.time is not None:
-            raise Difference(f"{name} is in the log twice, at {write.time} and at {time}")
+            raise Mismatch(f"{name} is in the log twice, at {write.time} and at {time}")
         if write.outcome == "refused":
-            raise Difference(f"{name} was refused, and is in the log all the same")
+            raise Mismatch(f"{name} was refused, and is in the log all the same")
         write.time = time
         for table, operation in write.parts:
             self.tables[table].write(time, self._resolved(operation, time))
@@ -233,22 +233,22 @@ class Reference:
         """The caller was told that it happened, at `time`."""
         write = self.writes[name]
         if write.outcome == "refused":
-            raise Difference(f"{name} was refused, and is acknowledged now")
+            raise Mismatch(f"{name} was refused, and is acknowledged now")
         if not self._observed:
             self.committed(name, time)
         elif write.time is None:
             self._check_nothing(name, write, time)
         elif write.time != time:
-            raise Difference(f"{name} is acknowledged at {time}, and in the log at {write.time}")
+            raise Mismatch(f"{name} is acknowledged at {time}, and in the log at {write.time}")
         write.outcome = "acknowledged"
 
     def refused(self, name: str) -> None:
         """The caller was told that it did not happen."""
         write = self.writes[name]
         if write.outcome == "acknowledged":
-            raise Difference(f"{name} was acknowledged, and is refused now")
+            raise Mismatch(f"{name} was acknowledged, and is refused now")
         if write.time is not None:
-            raise Difference(f"{name} is in the log at {write.time}, and was refused")
+            raise Mismatch(f"{name} is in the log at {write.time}, and was refused")
         write.outcome = "refused"
 
     def unknown(self, name: str) -> None:
@@ -283,7 +283,7 @@ class Reference:
             raise ValueError("no time to compare with")
         _, time, expected = nearest
         missing, extra = expected - rows, rows - expected
-        raise Difference(
+        raise Mismatch(
             f"table {table} at {time} (or any of {len(times)} times): "
             f"missing {_few(missing)}, too many {_few(extra)}"
         )
@@ -296,7 +296,7 @@ class Reference:
                 return time
         for table, each in rows.items():
             self.check(table, each.elements(), times)
-        raise Difference(f"each of {', '.join(rows)} is right at a time, but not at one time")
+        raise Mismatch(f"each of {', '.join(rows)} is right at a time, but not at one time")
 
     def check_changes(
         self, table: str, found: Mapping[int, Mapping[Row, int]], after: int, through: int
@@ -311,7 +311,7 @@ class Reference:
         expected = model.changes(after, through)
         for time in sorted(expected.keys() | found.keys()):
             if not after < time <= through:
-                raise Difference(f"table {table}: a change at {time}, not in ({after}, {through}]")
+                raise Mismatch(f"table {table}: a change at {time}, not in ({after}, {through}]")
             wanted, given = expected.get(time, Counter()), Counter(dict(found.get(time, {})))
             if model.kind == "keyed":
                 wanted = model.by_keys(wanted)
@@ -319,13 +319,13 @@ class Reference:
                 for row in [row for row in given if row not in wanted and there[row]]:
                     del given[row]
             if given != wanted:
-                raise Difference(f"table {table} at {time}: {given} was told, and it is {wanted}")
+                raise Mismatch(f"table {table} at {time}: {given} was told, and it is {wanted}")
 
     def _resolved(self, operation: Operation, time: int) -> Operation:
         """What is computed from reads, at that time: it is void if those changed after them."""
         if isinstance(operation, Computed):
             return Put(operation.make(lambda table: self.read(table, time)))
-        if not isinstance(operation, Copy):
+        if not isinstance(operation, Copied):
             return operation
         found = self.read(operation.source, time)
         return Put(tuple(row for row in found.elements() if operation.where(row)))
@@ -336,7 +336,7 @@ class Reference:
             model = self.tables[table]
             change = model.effect(self._resolved(operation, time), model.read(time))
             if change:
-                raise Difference(f"{name} is acknowledged at {time}, and not in the log: {change}")
+                raise Mismatch(f"{name} is acknowledged at {time}, and not in the log: {change}")
 
 
 def _differing(one: Counter[Row], other: Counter[Row]) -> int:

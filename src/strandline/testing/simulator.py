@@ -16,7 +16,6 @@ import argparse
 import logging
 import os
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -25,52 +24,35 @@ from random import Random
 
 from strandline.database import Database
 from strandline.env import Deadline
-from strandline.ids import DatabaseId, ShardId, session_of
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import TableSchema
 from strandline.settings import Settings
-from strandline.state.clocks import SKEW_MICROS
 from strandline.state.commands import Split
-from strandline.state.garbage import is_part
-from strandline.state.model import Meta, TableVersion
 from strandline.state.plan import STRATEGIES, leaf_at
-from strandline.state.replay import initial
-from strandline.testing.actors import Crowd, Ddl, Keeper, Reader, Truncator, Writer
+from strandline.testing.actors import Crowd, Ddl, JobWriter, Keeper, Reader, Truncator
+from strandline.testing.ending import check_all, check_copied, sweep_all, vacuum_all
 from strandline.testing.followers import LongReader, Subscriber
-from strandline.testing.holders import HELD, Attacher, Upstream
-from strandline.testing.jobs import COLUMNS, KEYS, rows_of
+from strandline.testing.holders import HELD, Attacher
+from strandline.testing.jobs import COLUMNS, KEYS
 from strandline.testing.jumps import Jumper, Operator
-from strandline.testing.litter import Litterer, Sweeper, check_parts_of_open_sessions
-from strandline.testing.reference import Reference
-from strandline.testing.simulation import Simulation, World
+from strandline.testing.litter import Litterer, Sweeper
+from strandline.testing.observed import DATABASE, TXNS, Observed
+from strandline.testing.simulation import World
 from strandline.testing.transactors import Transactor
-from strandline.testing.watch import Broken, Seen
-from strandline.times import Micros
+from strandline.testing.watch import Broken
 from strandline.txn.apply import apply_table
 from strandline.txn.handle import Handle, Origin
-from strandline.txn.properties import PROPERTIES, duration_micros
 from strandline.txn.store import Store
 from strandline.upkeep.background import open_store
 
-__all__ = ["DATABASE", "TXNS", "History", "failure", "main", "story"]
-
-DATABASE = DatabaseId("d" + "0" * 32)
-TXNS = ShardId("s" + "0" * 16)
+__all__ = ["History", "failure", "main", "story"]
 
 _STEPS = 4_000
 
-_NEVER = 1 << 62
-
-_VACUUMS = 12
-"""In which everything dead is gone: sessions that nobody ends take some of them to expire."""
-
-_SWEEPS = 24
-"""In which all that nobody needs is gone: sessions are silent, end, and are swept twice."""
-
-Person = Writer | Reader | Transactor
+Person = JobWriter | Reader | Transactor
 
 
-class History:
+class History(Observed):
     """One seed's history of a database with a `rows` and a `keyed` table."""
 
     def __init__(
@@ -85,43 +67,12 @@ class History:
         guests: Collection[str] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        self.seed = seed
-        self.reference = Reference(observed=True)
-        self.sim = Simulation(seed, on_record=self._on_record)
+        super().__init__(seed, _guests(seed) if guests is None else guests)
         self._steps = steps
-        self._commits: list[int] = []
-        random = self.sim.character
-        self._vacuums = random.random() < 0.7
-        self._properties = {
-            "retention": random.choice(["0 seconds", "1 second", "7 days"]),
-            "deletion_delay": random.choice(["0 seconds", "0 seconds", "1 second", "15 minutes"]),
-        }
-        self.guests = _guests(seed) if guests is None else guests
-        """Who is there besides: "attachers", "litterers", "jumper"."""
         self.kept: Sequence[str] = ["events", "items"]
         if "attachers" in self.guests:
             self.kept = [*self.kept, HELD]
-        self.upstream = Upstream()
-        self.sweeper = Sweeper(self, self._random("sweeper"), turns=10)
-        if "litterers" in self.guests:
-            self._vacuums = True
-            # Longer than a request of somebody who is gone is under way.
-            self._properties["deletion_delay"] = random.choice(["1 minute", "15 minutes"])
-        self.sim.watch.deletion_delay = self._deletion_delay
-        self.sim.watch.on_news = self._check_shards
-        self.settings = Settings(
-            timeout_seconds=30.0,
-            lease_seconds=random.choice([900.0, 900.0, 900.0, 0.3, 0.05]),
-            inline_bytes_max=random.choice([0, 1_500, 1_500, 64_000]),
-            rollup_every_records=3,
-            page_items_max=random.choice([4, 50]),
-            apply_backlog_commits=random.choice([1, 3, 8]),
-            backlog_commits_max=random.choice([2, 12]),
-            background=random.random() < 0.5,
-            small_parts_max=3,
-            part_rows_target=40,
-            row_group_rows=16,
-        )
+        self.settings = _settings(self.sim.character)
         if "litterers" in self.guests:
             self.settings = replace(self.settings, lease_seconds=5.0, grace_seconds=5.0)
         if log is not None:
@@ -138,10 +89,11 @@ class History:
         self.crowd: Crowd | None = None
         """Those who share a handle, if some do."""
         self._people(writers, jobs)
+        self.sweeper = Sweeper(self, self._random("sweeper"), turns=10)
         self.attachers: list[Attacher] = []
         self.litterers: list[Litterer] = []
         self.jumper = Jumper(self, self._random("jumper"), turns=8)
-        self.operator = Operator(self, self._meta, lambda: self.jumper.over)
+        self.operator = Operator(self, self.meta, lambda: self.jumper.over)
         self._welcome()
 
     # --- Play
@@ -162,26 +114,6 @@ class History:
         origin = Origin("memory://", mode, self.settings, reopen, leaves_process=False)
         return Database(Handle(store, origin))
 
-    def table_id(self, name: str, as_of: int | None = None) -> str | None:
-        self.sim.watch.look()
-        for version in self._versions():
-            if version.name == name and _holds(version, as_of):
-                return version.table
-        return None
-
-    def latest(self) -> int:
-        self.sim.watch.look()
-        return (self._meta().upper or 0) - 1
-
-    def times(self) -> list[int]:
-        return self._commits
-
-    def since(self, table: str) -> int:
-        state = self.sim.watch.states.get(table)
-        if state is None:
-            return 0
-        return _NEVER if state.meta.since is None else state.meta.since
-
     def fail(self, text: str) -> None:
         raise Broken(text)
 
@@ -199,14 +131,10 @@ class History:
                     row_keys="k",
                     sort_keys=sort,
                     kind=kind,
-                    properties={**self._properties, "compaction_parts": 4},
+                    properties={**self.properties, "compaction_parts": 4},
                 )
         self.sim.play(self._steps, at_end=self._at_end)
         return self.sim.scheduler.trace_hash()
-
-    def _deletion_delay(self, shard: str) -> int:
-        text = PROPERTIES["deletion_delay"].default
-        return duration_micros(text if shard == TXNS else self._properties["deletion_delay"])
 
     def _random(self, name: str) -> Random:
         return Random(f"{name} of {self.seed}")
@@ -219,7 +147,7 @@ class History:
         for number in range(writers):
             name = f"writer{number}"
             shared = number < crowded
-            people.append(Writer(self, name, self._random(name), jobs=jobs, shared=shared))
+            people.append(JobWriter(self, name, self._random(name), jobs=jobs, shared=shared))
         people += self.readers
         people += self.transactors
         together = [*people[:crowded], *self.readers, *self.transactors] if crowded else []
@@ -230,7 +158,7 @@ class History:
             if person not in together:
                 act(f"person{number}", person.live)
         act("long reader", self.long_reader.live)
-        ddl = Ddl(self, self._random("ddl"), turns=6, properties=self._properties)
+        ddl = Ddl(self, self._random("ddl"), turns=6, properties=self.properties)
         act("ddl", ddl.live)
         for number, subscriber in enumerate(self.subscribers):
             act(f"subscriber{number}", subscriber.live, keeper=True)
@@ -241,10 +169,10 @@ class History:
         act("applier", applier.live, keeper=True)
         for number, keeper in enumerate(compactors):
             act(f"compactor{number}", keeper.live, keeper=True)
-        if not self._vacuums:
+        if not self.vacuums:
             act(
                 "truncator",
-                Truncator(self, self._random("truncator"), self._cuts).live,
+                Truncator(self, self._random("truncator"), self.cuts).live,
                 keeper=True,
             )
             return
@@ -275,146 +203,24 @@ class History:
             act("jumper", self.jumper.live)
             act("operator", self.operator.live, keeper=True)
 
-    def _meta(self) -> Meta:
-        return self.sim.watch.states.get(TXNS, initial()).meta
-
-    def _cuts(self) -> dict[str, int]:
-        """Where each log may be cut."""
-        cuts = {}
-        for shard, state in sorted(self.sim.watch.states.items()):
-            rollups = [key[0] for key, _ in state.rollups.range()]
-            if len(rollups) > 1:
-                cuts[shard] = rollups[-2]
-        return cuts
-
-    # --- what really happens
-
-    def _on_record(self, seen: Seen) -> None:
-        if seen.shard == TXNS:
-            check_parts_of_open_sessions(seen)
-            self.upstream.on_record(seen)
-            self._on_commit(seen)
-        elif seen.after.meta.since != seen.before.meta.since:
-            self._check_since(seen)
-
-    def _check_since(self, seen: Seen) -> None:
-        """History goes by a time that has come: not by that of a clock which jumped."""
-        since = seen.after.meta.since
-        retention = duration_micros(self._properties["retention"])
-        kept = self.sim.scheduler.now + SKEW_MICROS - retention
-        if since is None:  # it was dropped, and is over
-            state = self.sim.watch.states[TXNS]
-            since = max(v.valid_until or 0 for _, v in state.tables.prefix((seen.shard,)))
-        if since > max(kept, seen.before.meta.since or 0):
-            raise Broken(f"{seen.shard} gives up what was before {since}; kept is from {kept} on")
-
-    def _check_shards(self) -> None:
-        """No table is ahead of the commits, and nothing was tidied that is not applied."""
-        states = self.sim.watch.states
-        txns = states.get(TXNS)
-        if txns is None or txns.meta.upper is None:
-            return
-        for shard, state in states.items():
-            upper = state.meta.upper
-            if shard == TXNS or upper is None:  # or dropped, and over
-                continue
-            if upper > txns.meta.upper:
-                raise Broken(f"{shard} is at {upper}, beyond the database at {txns.meta.upper}")
-            progress = txns.tidied.get((shard,))
-            if progress is not None and progress.tidied_through >= upper:
-                raise Broken(f"{shard} is at {upper}, and tidied through {progress.tidied_through}")
-
-    def _on_commit(self, seen: Seen) -> None:
-        for diff in seen.record.diffs:
-            version = diff.after
-            if isinstance(version, TableVersion) and version.table not in self.reference.tables:
-                keys = len(version.row_keys) + len(version.sort_keys)
-                assert version.kind != "aggregate"
-                self.reference.create(version.table, version.kind, keys)
-        for said in seen.commits:
-            self._commits.append(said["time"])
-            op = said.get("metadata", {}).get("op")
-            if op is not None:
-                self.reference.committed(op, said["time"])
-
-    def _versions(self) -> Sequence[TableVersion]:
-        state = self.sim.watch.states.get(TXNS)
-        return () if state is None else [version for _, version in state.tables.range()]
-
     # --- the end
 
     def _at_end(self) -> None:
         """In calm weather everything can be read as it was, and again when all is settled."""
         with self.open(self.sim.outside) as db:
-            self._check_all(db, 5)
-            for version in self._versions():
+            check_all(db, self, 5)
+            for version in self.versions():
                 _apply(db, version.table, self._random("end"))
-            self._check_all(db, 2)
+            check_all(db, self, 2)
             if "attachers" in self.guests:
-                self._check_copied(db)
+                check_copied(db, self.upstream)
             for subscriber in self.subscribers:
                 subscriber.finish(db)
-            if self._vacuums:
-                self._vacuum_all(db)
+            if self.vacuums:
+                vacuum_all(db, self.sim)
                 if "litterers" in self.guests:
-                    self._sweep_all(db)
-                self._check_all(db, 2)
-
-    def _check_copied(self, db: Database) -> None:
-        """All of the log upstream is there, once."""
-        there = sorted(row[2] for row in rows_of(db[HELD].scan().to_arrow()) if row[1] == 0)
-        if there != list(range(1, self.upstream.position + 1)):
-            raise Broken(f"copied through {self.upstream.position}, and there is {there}")
-
-    def _sweep_all(self, db: Database) -> None:
-        """What nobody needs goes in the end: what was never committed, and what arrived late."""
-        for _ in range(_SWEEPS):
-            self.sim.scheduler.now += 3_600_000_000
-            db.vacuum()
-            self.sim.watch.look()
-            forced = self.sweeper.forced
-            garbage = [k for k in self.sim.watch.unneeded() if session_of(k) not in forced]
-            if not garbage:
-                return
-        raise Broken(f"{_SWEEPS} vacuums, one an hour, leave {garbage}")
-
-    def _vacuum_all(self, db: Database) -> None:
-        """What is dead goes in the end, with the sessions that hold it back and are dead, too."""
-        for _ in range(_VACUUMS):
-            self.sim.scheduler.now += 3_600_000_000
-            db.vacuum()
-            self.sim.watch.look()
-            waiting = [
-                key[1]
-                for state in self.sim.watch.states.values()
-                for key, _ in state.dead.range()
-                if is_part(key[1])
-            ]
-            if not waiting:
-                break
-        else:
-            raise Broken(f"{_VACUUMS} vacuums, one an hour, leave {waiting}")
-        dead = {key[1] for state in self.sim.watch.states.values() for key, _ in state.dead.range()}
-        forgotten = [key for key in self.sim.watch.left_behind() if key not in dead]
-        if forgotten:
-            raise Broken(f"nobody remembers that these are dead: {forgotten}")
-
-    def _check_all(self, db: Database, moments: int) -> None:
-        times = self.times()
-        picked = sorted({times[-1], *times[:: max(1, len(times) // moments)]})
-        for version in self._versions():
-            for time in [t for t in picked if _holds(version, t)]:
-                if time < self.since(version.table):
-                    continue
-                table = db.as_of(Micros(time))[version.name]
-                self.reference.check(version.table, rows_of(table.scan().to_arrow()), [time])
-                key = bisect_left(times, time) % KEYS
-                self.reference.check(
-                    version.table,
-                    rows_of(table.get(key)),
-                    [time],
-                    asked=lambda row, key=key: row[0] == key,  # type: ignore[misc]
-                )
+                    sweep_all(db, self.sim, self.sweeper.forced)
+                check_all(db, self, 2)
 
 
 def _apply(db: Database, table: str, _: Random) -> None:
@@ -449,18 +255,27 @@ def _vacuum(db: Database, table: str, random: Random) -> None:
     db.vacuum(version.name, timeout=25)
 
 
+def _settings(random: Random) -> Settings:
+    return Settings(
+        timeout_seconds=30.0,
+        lease_seconds=random.choice([900.0, 900.0, 900.0, 0.3, 0.05]),
+        inline_bytes_max=random.choice([0, 1_500, 1_500, 64_000]),
+        rollup_every_records=3,
+        page_items_max=random.choice([4, 50]),
+        apply_backlog_commits=random.choice([1, 3, 8]),
+        backlog_commits_max=random.choice([2, 12]),
+        background=random.random() < 0.5,
+        small_parts_max=3,
+        part_rows_target=40,
+        row_group_rows=16,
+    )
+
+
 def _guests(seed: int) -> list[str]:
     """Who comes: in most histories nobody does."""
     random = Random(f"guests of {seed}")
     chances = {"attachers": 0.25, "litterers": 0.2, "jumper": 0.15}
     return [guest for guest, chance in chances.items() if random.random() < chance]
-
-
-def _holds(version: TableVersion, as_of: int | None) -> bool:
-    if as_of is None:
-        return version.valid_until is None
-    until = version.valid_until
-    return version.valid_from <= as_of and (until is None or as_of < until)
 
 
 def story(history: History, error: BaseException) -> str:
@@ -512,9 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(told, flush=True)  # noqa: T201  a program's output
             if sys.stderr.isatty():
                 progress = f"\r{number} of {len(seeds)} histories, {len(failed)} failed"
-                print(progress, end="", file=sys.stderr)  # noqa: T201
+                print(progress, end="", file=sys.stderr)  # noqa: T201  as above
     seeds_failed = f": seeds {', '.join(map(str, failed))}" if failed else ""
-    print(f"\n{len(seeds)} histories played, {len(failed)} failed{seeds_failed}")  # noqa: T201
+    print(f"\n{len(seeds)} histories played, {len(failed)} failed{seeds_failed}")  # noqa: T201  as above
     return min(1, len(failed))
 
 

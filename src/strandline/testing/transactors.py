@@ -12,7 +12,7 @@ from strandline.database import Database
 from strandline.errors import AsOfTooOld, ClockSkew, Fenced, LocationError, TransactionConflict
 from strandline.testing.actors import Play, close, opened
 from strandline.testing.jobs import KEYS, arrow_of, rows_of
-from strandline.testing.reference import Computed, Delete, Operation, Put, Row, Update
+from strandline.testing.reference import Computed, Deleted, Operation, Put, Row, Updated
 from strandline.testing.simulation import World
 from strandline.times import Commit
 from strandline.transaction import Isolation, Transaction
@@ -209,7 +209,7 @@ class Transactor:
     def _erased(self, _: str) -> _Made:
         table = self._random.choice(["events", "items"])
         key = (self._random.randrange(KEYS),)
-        return table, Delete(keys=(key,)), lambda t: t[table].delete(keys=[key])
+        return table, Deleted(keys=(key,)), lambda t: t[table].delete(keys=[key])
 
     def _updated(self, _: str) -> _Made:
         key = self._random.randrange(KEYS)
@@ -220,7 +220,7 @@ class Transactor:
         def step(transaction: Transaction) -> Any:
             return transaction["items"].update({"v": "v + 1000"}, f"k = {key}")
 
-        return "items", Update(lambda row: row[0] == key, change), step
+        return "items", Updated(lambda row: row[0] == key, change), step
 
     def _id(self, name: str) -> str:
         table = self._play.table_id(name)

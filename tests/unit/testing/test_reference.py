@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from strandline.testing.reference import Delete, Difference, Operation, Overwrite, Put, Reference
+from strandline.testing.reference import DatabaseModel, Deleted, Mismatch, Operation, Overwrite, Put
 
 
-def both() -> Reference:
-    reference = Reference(observed=False)
+def both() -> DatabaseModel:
+    reference = DatabaseModel(observed=False)
     reference.create("rows", "rows", 1)
     reference.create("keyed", "keyed", 1)
     return reference
@@ -33,8 +33,8 @@ def test_deletes_and_overwrites_take_what_was_there_at_their_time() -> None:
     for table in ("rows", "keyed"):
         operations: list[Operation] = [
             Put(((1, "a"), (2, "b"), (3, "c"))),
-            Delete(keys=((2,),)),
-            Delete(where=lambda row: row[1] == "c"),
+            Deleted(keys=((2,),)),
+            Deleted(where=lambda row: row[1] == "c"),
             Overwrite(((9, "z"),), where=lambda row: row[0] == 1),
         ]
         for time, operation in enumerate(operations, 1):
@@ -49,8 +49,8 @@ def test_deletes_and_overwrites_take_what_was_there_at_their_time() -> None:
         ]
 
 
-def observed() -> Reference:
-    reference = Reference(observed=True)
+def observed() -> DatabaseModel:
+    reference = DatabaseModel(observed=True)
     reference.create("t", "rows", 1)
     reference.begin("w", "t", Put(((1,),)))
     return reference
@@ -58,23 +58,23 @@ def observed() -> Reference:
 
 def test_outcomes_are_held_against_the_log() -> None:
     reference = observed()
-    with pytest.raises(Difference, match="nobody asked"):
+    with pytest.raises(Mismatch, match="nobody asked"):
         reference.committed("x", 5)
-    with pytest.raises(Difference, match="not in the log"):
+    with pytest.raises(Mismatch, match="not in the log"):
         observed().acknowledged("w", 5)
     reference.committed("w", 5)
-    with pytest.raises(Difference, match="twice"):
+    with pytest.raises(Mismatch, match="twice"):
         reference.committed("w", 6)
-    with pytest.raises(Difference, match="at 6, and in the log at 5"):
+    with pytest.raises(Mismatch, match="at 6, and in the log at 5"):
         reference.acknowledged("w", 6)
-    with pytest.raises(Difference, match="was refused"):
+    with pytest.raises(Mismatch, match="was refused"):
         reference.refused("w")
 
 
 def test_what_was_refused_may_not_turn_up_and_what_is_unknown_may() -> None:
     refused, unknown = observed(), observed()
     refused.refused("w")
-    with pytest.raises(Difference, match="refused, and is in the log"):
+    with pytest.raises(Mismatch, match="refused, and is in the log"):
         refused.committed("w", 5)
     unknown.unknown("w")
     assert unknown.read("t") == Counter()
@@ -84,7 +84,7 @@ def test_what_was_refused_may_not_turn_up_and_what_is_unknown_may() -> None:
 
 def test_a_write_of_nothing_needs_no_record() -> None:
     reference = observed()
-    reference.begin("d", "t", Delete(keys=((7,),)))
+    reference.begin("d", "t", Deleted(keys=((7,),)))
     reference.acknowledged("d", 3)
 
 
@@ -95,5 +95,5 @@ def test_a_read_is_right_at_one_of_the_times_that_it_may_be_of() -> None:
         reference.acknowledged(f"w{time}", time)
     assert reference.check("rows", [(1,)], [0, 1, 2]) == 1
     assert reference.check("rows", [(2,)], [2], asked=lambda row: row[0] == 2) == 2
-    with pytest.raises(Difference, match=r"missing 1 rows \(\(2,\) x 1\), too many 1 rows"):
+    with pytest.raises(Mismatch, match=r"missing 1 rows \(\(2,\) x 1\), too many 1 rows"):
         reference.check("rows", [(1,), (3,)], [2])
