@@ -449,7 +449,7 @@ class RealEnv:
                 self._pool = ThreadPoolExecutor(
                     self._threads,
                     thread_name_prefix="strandline-io",
-                    initializer=partial(setattr, self._here, "inside", True),  # noqa: FBT003
+                    initializer=partial(setattr, self._here, "inside", True),  # noqa: FBT003  a value
                 )
             return self._pool
 

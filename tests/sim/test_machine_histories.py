@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class History:
         """How many commits each writer is through with, whatever came of them."""
         for number in range(writers):
             name = f"writer{number}"
-            self.sim.act(name, lambda world, name=name: self.write(world, name))  # type: ignore[misc]
+            self.sim.act(name, partial(self.write, name=name))
         self.sim.act("truncator", self.truncate, keeper=True)
 
     def on_record(self, seen: Seen) -> None:

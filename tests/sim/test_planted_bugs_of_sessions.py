@@ -168,7 +168,7 @@ def test_a_sweep_that_reads_data_shards_before_the_txns_shard_is_noticed(
             look = early.get((id(store), shard))
             return machine if look is None else _As(machine, look=look.by)
 
-        return needed_of(_As(store, data=data), keys, deadline)  # type: ignore[arg-type]
+        return needed_of(_As(store, data=data), keys, deadline)  # type: ignore[arg-type]  # a proxy
 
     monkeypatch.setattr(sweeping, "_check_reaches", lambda *_: None)
     monkeypatch.setattr(Store, "look_out", look_first)

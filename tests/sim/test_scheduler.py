@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
+from functools import partial
 
 import pytest
 
@@ -38,7 +39,7 @@ def interleaved(seed: int) -> tuple[list[str], str]:
 
     process = scheduler.process("p")
     for name in "abc":
-        scheduler.spawn(process, name, lambda name=name: writes(name))  # type: ignore[misc]
+        scheduler.spawn(process, name, partial(writes, name))
     play(scheduler)
     return written, scheduler.trace_hash()
 
@@ -110,7 +111,7 @@ def test_a_lock_is_held_across_switch_points_and_waiting_for_it_can_time_out() -
             scheduler.spawn(
                 scheduler.process("p"),
                 str(number),
-                lambda number=number: enters(number),  # type: ignore[misc]
+                partial(enters, number),
             )
         play(scheduler)
         assert len(gave_up) == 1
@@ -119,7 +120,7 @@ def test_a_lock_is_held_across_switch_points_and_waiting_for_it_can_time_out() -
 
 def test_modules_under_test_get_locks_of_the_scheduler_and_their_own_back() -> None:
     module = types.ModuleType("strandline.made_for_this_test")
-    module.threading = threading  # type: ignore[attr-defined]
+    module.threading = threading  # type: ignore[attr-defined]  # made here
     sys.modules[module.__name__] = module
     try:
         with cooperative_locks(Scheduler(1)):
@@ -289,7 +290,7 @@ def test_a_late_compare_and_set_lands_only_where_it_still_fits() -> None:
                     pass
 
         for who in range(3):
-            scheduler.spawn(process, str(who), lambda who=who: appends(who))  # type: ignore[misc]
+            scheduler.spawn(process, str(who), partial(appends, who))
         play(scheduler)
         log = store.logs.get("s", [])
         assert [record.seqno for record in log] == list(range(1, len(log) + 1))

@@ -157,7 +157,7 @@ def each_try(blob: Blob, call: Callable[[Blob, float], T], timeout: float) -> T:
     if isinstance(blob, RetryingBlob):
         return _persistently(
             blob._env,  # noqa: SLF001  of this module
-            lambda left: call(blob._blob, left),  # noqa: SLF001
+            lambda left: call(blob._blob, left),  # noqa: SLF001  of this module
             timeout,
         )
     return call(blob, timeout)

@@ -76,7 +76,7 @@ class Subscriber:
         options |= {"with_old": True} if self._with_old else {}
         try:
             # Not `yield from`: that would close it, with a request, wherever the loop is left.
-            for change in db[self._table].subscribe(start, poll=0.02, **options):  # noqa: UP028
+            for change in db[self._table].subscribe(start, poll=0.02, **options):  # noqa: UP028  so
                 yield change
         except AsOfTooOld:
             since = self._play.since(self._id())

@@ -270,7 +270,11 @@ class Lock:
         self._scheduler = scheduler
         self._held = False
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
+    def acquire(
+        self,
+        blocking: bool = True,  # noqa: FBT001, FBT002  as the one that it stands for
+        timeout: float = -1,
+    ) -> bool:
         """As `threading.Lock.acquire`, with simulated seconds."""
         scheduler = self._scheduler
         task = scheduler.task_here()
@@ -341,9 +345,9 @@ def cooperative_locks(scheduler: Scheduler) -> Iterator[None]:
         and getattr(module, "threading", None) is threading
     ]
     for module in changed:
-        module.threading = stand_in  # type: ignore[attr-defined]
+        module.threading = stand_in  # type: ignore[attr-defined]  # it has one, as seen
     try:
         yield
     finally:
         for module in changed:
-            module.threading = threading  # type: ignore[attr-defined]
+            module.threading = threading  # type: ignore[attr-defined]  # as above

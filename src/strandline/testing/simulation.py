@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from strandline.engine.duck import on_one_thread
 from strandline.location import Location
@@ -127,7 +128,7 @@ class Simulation:
                 self.scheduler.later(
                     delay,
                     f"{actor.name} starts again",
-                    lambda actor=actor: self._begin(actor),  # type: ignore[misc]
+                    partial(self._begin, actor),
                 )
 
     def _all_finished(self, *, but_keepers: bool = False) -> bool:

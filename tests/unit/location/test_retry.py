@@ -78,6 +78,10 @@ def first(count: int, fault: Fault, kind: str = "") -> Callable[[Call], Fault | 
     return decide
 
 
+def always(fault: Fault) -> Callable[[Call], Fault | None]:
+    return lambda _: fault
+
+
 @pytest.mark.parametrize("fault", [FAIL_BEFORE, LOST, FAIL_AFTER])
 def test_what_is_idempotent_is_tried_again(fault: Fault) -> None:
     calls: list[Callable[[Place], object]] = [
@@ -101,7 +105,7 @@ def test_what_is_idempotent_is_tried_again(fault: Fault) -> None:
 
 def test_the_last_failure_is_raised_when_time_is_up() -> None:
     for fault, happened in ((FAIL_BEFORE, False), (LOST, True)):
-        place = Place(lambda _, fault=fault: fault)  # type: ignore[misc]
+        place = Place(always(fault))
         with pytest.raises(LocationError, match="on purpose") as caught:
             place.blob.get("a", timeout=10)
         assert not isinstance(caught.value, DeadlineExceeded)
@@ -169,7 +173,7 @@ def test_a_late_put_of_our_own_is_our_own() -> None:
         real(seconds)
         place.faults.land()
 
-    place.env.sleep = land_while_sleeping  # type: ignore[method-assign]
+    place.env.sleep = land_while_sleeping  # type: ignore[method-assign]  # a test's
     place.blob.put("a", b"mine", timeout=60)
     assert place.faults.counts["put"] == 2
 
@@ -229,7 +233,7 @@ def test_a_listing_that_breaks_goes_on_after_the_last_object() -> None:
     class Breaking(MemoryBlob):
         breaks = 0
 
-        def list(self, prefix, *, start_after=None, timeout):  # type: ignore[no-untyped-def]
+        def list(self, prefix, *, start_after=None, timeout):  # type: ignore[no-untyped-def]  # as is
             for n, info in enumerate(
                 super().list(prefix, start_after=start_after, timeout=timeout)
             ):

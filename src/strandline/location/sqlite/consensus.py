@@ -359,9 +359,9 @@ _HANDLES: weakref.WeakSet[SqliteConsensus] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for handle in list(_HANDLES):
-        handle._turnstile.abandon()  # noqa: SLF001
-        handle._claim.abandon()  # noqa: SLF001
-        handle._inside = 0  # noqa: SLF001
+        handle._turnstile.abandon()  # noqa: SLF001  of this module
+        handle._claim.abandon()  # noqa: SLF001  of this module
+        handle._inside = 0  # noqa: SLF001  of this module
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

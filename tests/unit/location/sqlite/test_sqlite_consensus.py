@@ -372,7 +372,7 @@ def test_an_error_tells_whether_it_may_have_happened(
 ) -> None:
     fill(log, 1, 1)
     (connection,) = log._pool._all
-    connection.sqlite = Failing(connection.sqlite, code)  # type: ignore[assignment]
+    connection.sqlite = Failing(connection.sqlite, code)  # type: ignore[assignment]  # stands in for it
     with pytest.raises(kind, match="injected") as caught:
         log.compare_and_set("s", 1, b"2", timeout=T)
     assert type(caught.value) is kind
@@ -380,7 +380,7 @@ def test_an_error_tells_whether_it_may_have_happened(
     # The handle goes on with another connection.
     fill(log, 2, 2)
     (connection,) = log._pool._all
-    connection.sqlite = Failing(connection.sqlite, code)  # type: ignore[assignment]
+    connection.sqlite = Failing(connection.sqlite, code)  # type: ignore[assignment]  # stands in for it
     with pytest.raises(LocationError) as caught:
         log.head("s", timeout=T)
     assert caught.value.may_have_happened is False
