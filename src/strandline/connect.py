@@ -28,7 +28,8 @@ from strandline.ids import (
     parse_id,
 )
 from strandline.location import Blob, BlobExists, BlobMissing, Consensus, Location
-from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
+from strandline.location.local.blob import FileBlob
+from strandline.location.local.temporary import TEMPORARY_DIRECTORY
 from strandline.location.memory import MemoryBlob, MemoryConsensus, MemoryStore
 from strandline.location.retry import RetryingBlob, RetryingConsensus
 from strandline.location.sqlite.consensus import SqliteConsensus

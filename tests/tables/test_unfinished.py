@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.location.local.blob import TEMPORARY_DIRECTORY
+from strandline.location.local.temporary import TEMPORARY_DIRECTORY
 from strandline.settings import Settings
 from strandline.shard import new_shard_id, open_shard, vacuum_shard
 from strandline.upkeep.vacuum import UNFINISHED

@@ -7,7 +7,7 @@ import pytest
 
 from strandline.connect import LOG_FILE
 from strandline.ids import MARKER_KEY, Kind
-from strandline.location.local.blob import TEMPORARY_DIRECTORY
+from strandline.location.local.temporary import TEMPORARY_DIRECTORY
 from strandline.location.sqlite.consensus import APPLICATION_ID
 from strandline.parts.files.footer import Footer, Identity
 from strandline.parts.schema import COLUMN_ID, DIFF, END, TIME

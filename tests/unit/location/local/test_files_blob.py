@@ -15,7 +15,8 @@ from strandline.env import RealEnv
 from strandline.errors import DeadlineExceeded, LocationError, UsageError
 from strandline.location.blob import BlobExists, BlobMissing
 from strandline.location.failures import Lasting, Refused
-from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
+from strandline.location.local.blob import FileBlob
+from strandline.location.local.temporary import TEMPORARY_DIRECTORY
 
 T = 120.0
 

@@ -17,7 +17,8 @@ import pytest
 
 from strandline.env import RealEnv
 from strandline.errors import LocationError
-from strandline.location.local.blob import TEMPORARY_DIRECTORY, FileBlob
+from strandline.location.local.blob import FileBlob
+from strandline.location.local.temporary import TEMPORARY_DIRECTORY
 from strandline.location.retry import RetryingBlob
 
 T = 120.0
