@@ -19,8 +19,8 @@ from strandline.location.local.durable import make_directories, sync_directory
 from strandline.location.local.mounts import network_file_system
 from strandline.location.queries import load_queries
 from strandline.location.sqlite.pool import Pool, Rows
-from strandline.location.sqlite.reading import Reading
-from strandline.location.sqlite.turnstile import Claim, Turnstile
+from strandline.location.sqlite.read_only import ReadOnly
+from strandline.location.sqlite.turnstile import Turnstile, VisibleLock
 
 __all__ = ["APPLICATION_ID", "FORMAT_VERSION", "SqliteConsensus"]
 
@@ -89,10 +89,10 @@ class SqliteConsensus:
         if (mode == "r" or not create) and not os.path.exists(self._path):
             raise UsageError(f"there is no log at {self._path}")
         self._turnstile = Turnstile(self._path, env)
-        self._claim = Claim(f"{self._path}-way")
+        self._claim = VisibleLock(f"{self._path}-way")
         self._inside = 0
         """The thread that has its `turn`."""
-        self._reading = Reading(self._path, env) if mode == "r" else None
+        self._reading = ReadOnly(self._path, env) if mode == "r" else None
         self._pool = Pool(self._connect)
         try:
             if mode == "w":

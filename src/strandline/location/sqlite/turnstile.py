@@ -10,7 +10,7 @@ from collections import deque
 from strandline.env import Deadline, Env
 from strandline.location.failures import failure
 
-__all__ = ["Claim", "FairLock", "Turnstile"]
+__all__ = ["FairLock", "Turnstile", "VisibleLock"]
 
 # How long the process at the front looks away between two looks at the lock, in seconds, and how
 # long those behind it look away from the front. With jitter, so that nobody is always late.
@@ -144,7 +144,7 @@ class Turnstile:
                 raise failure(error, f"locking {self._path}", may_have_happened=False) from error
 
 
-class Claim:
+class VisibleLock:
     """A lock on a file that one thread of one process has, and that all others can see.
 
     To look takes the lock, shared, for a moment, so that a claim may be refused to somebody because

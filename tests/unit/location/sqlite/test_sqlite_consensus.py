@@ -26,7 +26,7 @@ from strandline.location.consensus import Record
 from strandline.location.failures import Lasting, Refused
 from strandline.location.local.mounts import network_file_system
 from strandline.location.sqlite.consensus import APPLICATION_ID, SqliteConsensus
-from strandline.location.sqlite.turnstile import Claim, FairLock, Turnstile
+from strandline.location.sqlite.turnstile import FairLock, Turnstile, VisibleLock
 from strandline.testing.consensus_contract import append_until
 from strandline.testing.processes import in_processes, side_by_side
 
@@ -863,7 +863,7 @@ def test_the_right_of_way_goes_with_its_process_and_not_with_a_fork_of_it(
 
 
 def test_a_right_of_way_that_cannot_be_kept_is_nobodys(path: Path) -> None:
-    claim = Claim(str(path.parent / "missing" / "way"))
+    claim = VisibleLock(str(path.parent / "missing" / "way"))
     assert not claim.take()
     assert not claim.is_taken()
     claim.give_back()

@@ -10,7 +10,7 @@ from strandline.env import Deadline, Env
 from strandline.location.failures import Refused
 from strandline.location.sqlite.pool import Pool, Rows
 
-__all__ = ["Reading"]
+__all__ = ["ReadOnly"]
 
 # Two changes of a file within one tick of the kernel's clock leave it with the same time.
 _TICK_MICROS = 20_000
@@ -21,7 +21,7 @@ _PASSING_PAUSES = 250
 Signature = tuple[int, int, int]
 
 
-class Reading:
+class ReadOnly:
     """Runs queries on the file at `path`, of which nothing is changed.
 
     While a writer has the file open, its newest records are in the file with `-wal` at the end:
