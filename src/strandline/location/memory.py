@@ -73,7 +73,7 @@ class MemoryBlob:
         check_key(key)
         sink = _Sink()
         yield sink
-        self.put(key, sink.written(), timeout=timeout)
+        self.put(key, sink.getvalue(), timeout=timeout)
 
     def open(self, key: str, *, timeout: float) -> pa.NativeFile:
         return pa.BufferReader(self.get(key, timeout=timeout))
@@ -108,10 +108,6 @@ class _Sink(io.BytesIO):
 
     def close(self) -> None:
         """Leaves the buffer readable."""
-
-    def written(self) -> bytes:
-        """Everything that was written so far."""
-        return self.getvalue()
 
 
 class MemoryConsensus:
