@@ -143,7 +143,7 @@ def test_a_sweep_that_reads_the_txns_shard_before_it_knows_who_has_ended_is_noti
 
     def stale(store: Store, keys: Iterable[ObjectKey], deadline: Deadline) -> Any:
         machine = _As(store.txns.machine, look=early[id(store)].by)
-        return needed_of(_As(store, txns=_As(store.txns, machine=machine)), keys, deadline)  # type: ignore[arg-type]
+        return needed_of(_As(store, txns=_As(store.txns, machine=machine)), keys, deadline)  # type: ignore[arg-type]  # a proxy
 
     monkeypatch.setattr(Store, "look_out", look_first)
     monkeypatch.setattr(sweep, "needed_of", stale)
