@@ -91,7 +91,7 @@ PLAN = (
 import strandline as sl
 from strandline.parts.files.filters import probes_of
 from strandline.parts.keys import KeyRange
-from strandline.read.reading import typed
+from strandline.parts.typed import typed
 from strandline.state.plan import plan_read
 from strandline.txn.view import view_of
 before = resident()

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from strandline.engine.conditions import compile_where
 from strandline.env import Deadline
-from strandline.errors import AsOfTooOld, UsageError
-from strandline.parts.keys import KeyCodec, KeyRange
+from strandline.errors import AsOfTooOld
 from strandline.parts.schema import with_times
-from strandline.read.reading import Reading, Want, anew, arrow_of, parts_of, typed, united_tables
+from strandline.read.question import parts_of
+from strandline.read.reading import Reading, anew, united_tables
+from strandline.read.want import Want, arrow_of
 from strandline.state.model import TableVersion
 from strandline.times import told
 from strandline.txn.handle import Handle
 from strandline.txn.view import View
 
-__all__ = ["Explanation", "Scan", "columns_of", "want_of"]
+__all__ = ["Explanation", "Scan"]
 
 A = TypeVar("A")
 
@@ -101,7 +101,7 @@ class Scan:
     def _whole(self, reading: Reading) -> pa.Table:
         if self._limit is None:
             return reading.table()
-        return united_tables(list(self._limited(reading)), reading.arrow)
+        return united_tables(list(self._limited(reading)), reading.question.arrow)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """All rows as a stream, in bounded memory. It reads as of the moment of this call; if the
@@ -110,7 +110,7 @@ class Scan:
         `timeout` bounds the planning and each wait for data, not the whole of the stream.
         """
         reading = self._reading()
-        return pa.RecordBatchReader.from_batches(reading.arrow, self._batches(reading))
+        return pa.RecordBatchReader.from_batches(reading.question.arrow, self._batches(reading))
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All rows as record batches of up to 65,536 rows, in bounded memory."""
@@ -146,9 +146,9 @@ class Scan:
         parts: dict[str, tuple[int, int]] = {}
         pruned: set[str] = set()
         for task in reading.tasks:
-            clean = reading.is_clean(task)
+            clean = reading.question.is_clean(task)
             for part, _, _ in parts_of(task):
-                if reading.skips(part, clean=clean):
+                if reading.question.skips(part, clean=clean):
                     pruned.add(part.key)
                 else:
                     parts[part.key] = (part.size, part.rows)
@@ -164,7 +164,7 @@ class Scan:
             entries=len(entries),
             bytes=sum(size for size, _ in sizes),
             rows=sum(rows for _, rows in sizes),
-            merged=sum(not reading.is_clean(task) for task in reading.tasks),
+            merged=sum(not reading.question.is_clean(task) for task in reading.tasks),
         )
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -191,7 +191,7 @@ class Scan:
             return self._reading_of(self._view(deadline), self._want, deadline)
 
     def _reading_of(self, view: View, want: Want, deadline: Deadline) -> Reading:
-        return Reading(self._handle, view, want, deadline)
+        return Reading.of(self._handle, view, want, deadline)
 
     def _limited(self, reading: Reading) -> Iterator[pa.Table]:
         if self._limit is None:
@@ -216,58 +216,3 @@ class Scan:
             first, rest = self._taken(begun)
         for table in chain(first, rest):
             yield from table.to_batches(max_chunksize=_BATCH_ROWS)
-
-
-def want_of(
-    version: TableVersion,
-    *,
-    columns: Sequence[str] | None,
-    where: Any,
-    key_range: Any,
-    key_ranges: Any,
-    raw: bool,
-) -> Want:
-    """What a user's arguments ask for, checked; `UsageError` names what is wrong with them."""
-    schema, codec = typed(version)
-    ranges: tuple[KeyRange, ...] | None = None
-    if key_range is not None and key_ranges is not None:
-        raise UsageError("pass key_range= or key_ranges=, not both")
-    if key_range is not None:
-        ranges = (_range(key_range, codec),)
-    elif key_ranges is not None:
-        if isinstance(key_ranges, str | bytes | dict) or not hasattr(key_ranges, "__iter__"):
-            raise UsageError(f"key_ranges={key_ranges!r}: pass a list of (lower, upper) pairs")
-        ranges = tuple(_range(pair, codec) for pair in key_ranges)
-    if raw and where is not None:
-        raise UsageError("raw=True gives stored updates, to which where= does not apply; leave one")
-    return Want(
-        columns=None if columns is None else columns_of(version, columns),
-        ranges=ranges,
-        condition=compile_where(where, schema, version.name),
-        raw=raw,
-    )
-
-
-def columns_of(version: TableVersion, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a table that a user names; `UsageError` for others."""
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    known, table = typed(version)[0].arrow.names, version.name
-    unknown = set(names).difference(known)
-    for name in names:
-        if name in unknown:
-            raise UsageError(f"table {table!r} has no column {name!r}; its columns are {known}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"columns={list(names)} names one twice")
-    if not names:
-        raise UsageError(f"columns=[] names none; the columns of table {table!r} are {known}")
-    return names
-
-
-def _range(pair: Any, codec: KeyCodec) -> KeyRange:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UsageError(
-            f"{pair!r} is no range of keys: pass (lower, upper), each a key, a tuple of keys, or "
-            "None for an open end"
-        )
-    lower, upper = (None if end is None else codec.normalize(end) for end in pair)
-    return KeyRange(lower or None, upper or None)

@@ -18,8 +18,10 @@ from strandline.engine.expressions import Assignments
 from strandline.env import Deadline, retry_delays
 from strandline.errors import TransactionConflict, UsageError
 from strandline.parts.keys import KeyRange
-from strandline.query import Scan, columns_of, want_of
-from strandline.read.reading import Reading, Want, anew, typed
+from strandline.parts.typed import typed
+from strandline.query import Scan
+from strandline.read.reading import Reading, anew
+from strandline.read.want import Want, columns_of, want_of
 from strandline.reports.storage import partitions, parts
 from strandline.state.commands import TableChange, Write
 from strandline.state.model import TableVersion
@@ -616,7 +618,7 @@ class Table:
         want = Want(chosen, tuple([KeyRange(p, p, closed=True) for p in prefixes]))
 
         def rows(view: View) -> pa.Table:
-            return Reading(self._handle, view, want, deadline).table()
+            return Reading.of(self._handle, view, want, deadline).table()
 
         return anew(self._view(deadline), lambda: self._view(deadline), rows)
 

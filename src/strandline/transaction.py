@@ -28,8 +28,8 @@ from strandline.errors import (
 )
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import validate_table_name
+from strandline.parts.typed import typed
 from strandline.query import Scan
-from strandline.read.reading import typed
 from strandline.shard.look import Look
 from strandline.sql.run import run_sql
 from strandline.state.commands import Read, Split, TableChange, Write

@@ -5,7 +5,8 @@ from pyspark.sql import SparkSession
 
 from strandline.database import Database
 from strandline.pipeline.compacting import compact
-from strandline.read.reading import Reading, Want
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.table import Table
 from strandline.txn.view import view_of
 from tests.spark.helpers import rows
@@ -44,9 +45,9 @@ def test_the_present_is_left_to_sparks_own_reader(
     table, _ = history(db, kind)
     compact(spark, db, "stock", strategy="full")
     view = view_of(table._handle.store, table._version.table, None, deadline=within(60.0))
-    reading = Reading(table._handle, view, Want(), table._handle.deadline(60.0))
+    reading = Reading.of(table._handle, view, Want(), table._handle.deadline(60.0))
     assert reading.tasks
-    assert all(reading.is_clean(task) for task in reading.tasks)
+    assert all(reading.question.is_clean(task) for task in reading.tasks)
     current = [r.part.key for task in reading.tasks for r in task.references]
     files = {name.rpartition("/")[2] for name in natively(spark, db, None).inputFiles()}
     assert files == {key.rpartition("/")[2] for key in current}

@@ -25,7 +25,9 @@ from strandline.errors import Corruption
 from strandline.ids import MARKER_KEY
 from strandline.parts.files.read import PartReader
 from strandline.parts.schema import TableSchema
-from strandline.read.reading import Reading, Want, parts_of
+from strandline.read.question import parts_of
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.state.codec import decode_page, decode_record, decode_rollup
 from strandline.state.model import Part
 from strandline.txn.view import view_of
@@ -226,9 +228,9 @@ def parts_in_use(db: Database) -> list[tuple[str, Part, TableSchema]]:
     found = []
     for name in TABLES:
         view = view_of(db._handle.store, db[name]._version.table, None, deadline=within(60))
-        reading = Reading(db._handle, view, Want(), db._handle.deadline(None))
+        reading = Reading.of(db._handle, view, Want(), db._handle.deadline(None))
         parts = {part.key: part for task in reading.tasks for part, _, _ in parts_of(task)}
-        found += [(name, part, reading.schema) for part in parts.values()]
+        found += [(name, part, reading.question.schema) for part in parts.values()]
     return found
 
 

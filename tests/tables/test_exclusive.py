@@ -433,9 +433,10 @@ def test_f7_a_transaction_whose_staged_parts_were_swept_is_fenced(
 
 
 def _read(lease: sl.Lease, view: Any) -> pa.Table:
-    from strandline.read.reading import Reading, Want
+    from strandline.read.reading import Reading
+    from strandline.read.want import Want
 
-    return Reading(lease._handle, view, Want(), lease._handle.deadline(None)).table()
+    return Reading.of(lease._handle, view, Want(), lease._handle.deadline(None)).table()
 
 
 # --- moving work on purpose

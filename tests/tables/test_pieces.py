@@ -7,13 +7,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import strandline.read.reading
+import strandline.read.pieces
 from strandline.connect import connect
 from strandline.database import Database
 from strandline.env import Deadline
 from strandline.errors import LocationError
 from strandline.location import BlobMissing
-from strandline.read.reading import Piece, Reading, Want
+from strandline.read.pieces import Piece
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.settings import Settings
 from strandline.table import Table
 from tests.tables.helpers import apply, rows
@@ -25,7 +27,7 @@ SMALL = Settings(background=False, row_group_rows=64, part_rows_target=1_000)
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """A database in which tables of some thousand rows have many parts, row groups and pieces."""
-    monkeypatch.setattr(strandline.read.reading, "_PIECE_ROWS", 300)
+    monkeypatch.setattr(strandline.read.pieces, "_PIECE_ROWS", 300)
     with connect(tmp_path, settings=SMALL) as database:
         yield database
 
@@ -79,9 +81,9 @@ def test_pieces_together_are_the_whole(
         if "columns" not in options:
             keys = [(a, b) for a, b, _ in rows(streamed)]
             assert keys == sorted(keys)
-        monkeypatch.setattr(strandline.read.reading, "_PIECE_ROWS", 1_000_000)
+        monkeypatch.setattr(strandline.read.pieces, "_PIECE_ROWS", 1_000_000)
         assert sorted(rows(table.scan(**options).to_arrow())) == sorted(rows(found))
-        monkeypatch.setattr(strandline.read.reading, "_PIECE_ROWS", 300)
+        monkeypatch.setattr(strandline.read.pieces, "_PIECE_ROWS", 300)
     assert sorted(rows(other.scan().to_arrow())) == sorted(rows(table.scan().to_arrow()))
     total = db.sql("SELECT count(*), sum(v) FROM cut").fetchall()
     assert total == db.sql("SELECT count(*), sum(v) FROM whole").fetchall()
@@ -94,7 +96,7 @@ def test_no_piece_is_much_larger_than_it_may_be(db: Database) -> None:
     apply(table)
     for want in (Want(), Want(ordered=False), Want(("v",))):
         deadline = table._handle.deadline(None)
-        reading = Reading(table._handle, table._view(deadline), want, deadline)
+        reading = Reading.of(table._handle, table._view(deadline), want, deadline)
         sizes = [piece.num_rows for piece in reading.tables()]
         assert sum(sizes) == 5_000
         assert max(sizes) <= 300 + 2 * 64
@@ -123,14 +125,14 @@ def test_a_part_that_was_compacted_away_is_read_where_its_rows_are_now(
         return read(part, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(table._handle.store.reader, "read", without)
-    found = Reading(table._handle, view, Want(), deadline).table()
+    found = Reading.of(table._handle, view, Want(), deadline).table()
     assert rows(found) == expected
 
 
 def test_row_groups_of_a_part_that_was_compacted_away_ask_for_another_read(db: Database) -> None:
     table, _ = fill(db, "rows", applied="all", deletes=False)
     deadline = table._handle.deadline(None)
-    reading = Reading(table._handle, table._view(deadline), Want(ordered=False), deadline)
+    reading = Reading.of(table._handle, table._view(deadline), Want(ordered=False), deadline)
 
     def missing(_: Deadline) -> pa.Table:
         raise BlobMissing("w0/s0/part/p0.parquet")

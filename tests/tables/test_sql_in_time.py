@@ -21,7 +21,7 @@ from strandline.engine.duck import instance
 from strandline.engine.statements import parse_copy
 from strandline.env import Deadline, RealEnv
 from strandline.errors import DeadlineExceeded
-from strandline.read.reading import typed
+from strandline.parts.typed import typed
 from tests.tables.helpers import QUIET
 
 ENDLESS = "FROM range(1000000000) a, range(1000000000) b WHERE a.range + b.range = 3.5"

@@ -398,9 +398,10 @@ def test_f13_a_part_that_was_compacted_away_stays_until_its_reader_is_done(
         swept(db)
     assert session not in states(db)
     assert objects(db, session) == before
-    from strandline.read.reading import Reading, Want
+    from strandline.read.reading import Reading
+    from strandline.read.want import Want
 
-    pinned = Reading(db._handle, view, Want(), db._handle.deadline(None))
+    pinned = Reading.of(db._handle, view, Want(), db._handle.deadline(None))
     assert sorted(pinned.table()["k"].to_pylist()) == [0, 1, 2, 3]
     table.set(deletion_delay="0 seconds")
     for _ in range(4):

@@ -23,8 +23,11 @@ from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.plain import bools, int64s, numbers_of
 from strandline.parts.rows.merge import Source
 from strandline.parts.rows.updates import OLD, OP, first_of_each, happened, netted, updates_in
-from strandline.parts.schema import DIFF, END, TIME, TableSchema
-from strandline.read.reading import Reading, Want, cuts, intervals_of, typed, united_tables
+from strandline.parts.schema import DIFF, TIME, TableSchema, own_columns
+from strandline.parts.typed import typed
+from strandline.read.pieces import cuts
+from strandline.read.reading import Reading, united_tables
+from strandline.read.want import Want, implied_by, intervals_of
 from strandline.state.model import Entry, Interval, Part, TableVersion
 from strandline.state.updates import ChangeTask
 from strandline.txn.handle import Handle
@@ -73,7 +76,7 @@ class Wanted:
     def asked(self) -> Asked:
         """What is to be planned for."""
         schema, codec = typed(self.version)
-        found = intervals_of(Want(condition=self.condition), schema, codec)
+        found = intervals_of(None, implied_by(self.condition, schema), codec)
         return Asked(self.version.table, None if found is None else tuple(found))
 
     def as_changes(self, rows: pa.Table, time: int) -> pa.Table:
@@ -181,11 +184,10 @@ class Difference:
             inside = _inside(piece.intervals, place)
             if not inside:
                 continue
-            own = ((TIME, part.time_max is not None), (DIFF, part.has_diff), (END, part.has_end))
             data = self._handle.store.reader.read(
                 part,
                 self._schema,
-                columns=[*self._columns, *(name for name, there in own if there)],
+                columns=[*self._columns, *own_columns(part)],
                 intervals=inside,
                 deadline=self._by(),
             )
@@ -252,12 +254,12 @@ class Difference:
         if view is None:
             return None
         want = Want(tuple(self._columns), tuple(_ranges(looked_up)), ordered=False)
-        reading = Reading(self._handle, view, want, self._by())
+        reading = Reading.of(self._handle, view, want, self._by())
         if looked_up.num_rows <= _LOOKUPS_MAX:
             return reading.table()
         # What lies between the keys comes along; it is left out table by table.
         found = [with_keys_of(table, looked_up, keys) for table in reading.tables()]
-        return united_tables(found, reading.arrow)
+        return united_tables(found, reading.question.arrow)
 
     def _view_before(self) -> View | None:
         """The table as of `after`; None if it was not there yet."""

@@ -18,7 +18,8 @@ from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption, UsageError
 from strandline.location import BlobMissing
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import TIME, with_times
-from strandline.read.reading import Reading, Want
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.shard.missing import state_without
 from strandline.times import Progress, parse_as_of, told
 from strandline.txn.handle import Handle
@@ -397,7 +398,7 @@ class Course(Generic[C]):
         last: dict[str, pa.Table] = {}
         for name, wanted in self._wanted.items():
             want = Want(wanted.columns, condition=wanted.condition)
-            for rows in Reading(handle, views[name], want, deadline).tables():
+            for rows in Reading.of(handle, views[name], want, deadline).tables():
                 if last:
                     yield self._deliver(last, None)
                 last = {name: wanted.as_changes(rows, time)}

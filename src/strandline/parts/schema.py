@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from strandline.errors import UsageError
-from strandline.state.model import TableKind, TableVersion
+from strandline.state.model import Part, TableKind, TableVersion
 
 __all__ = [
     "COLUMN_ID",
@@ -25,6 +25,7 @@ __all__ = [
     "key_columns",
     "new_schema",
     "normal_type",
+    "own_columns",
     "validate_table_name",
     "with_times",
 ]
@@ -171,6 +172,12 @@ def with_times(rows: pa.Table) -> pa.Table:
         return rows
     at = rows.column_names.index(TIME)
     return rows.set_column(at, TIME, rows.column(at).cast(pa.timestamp("us", "UTC")))
+
+
+def own_columns(part: Part) -> list[str]:
+    """Which of our columns a part has."""
+    there = ((TIME, part.time_max is not None), (DIFF, part.has_diff), (END, part.has_end))
+    return [name for name, is_there in there if is_there]
 
 
 def _validate_text(name: str, what: str) -> None:

@@ -32,13 +32,15 @@ from strandline.ids import MARKER_KEY, SessionId
 from strandline.location import BlobMissing
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.rows.conform import conform
+from strandline.parts.typed import typed
 from strandline.pipeline.frames import arrow_for_spark, spark_schema, unsigned
 from strandline.pipeline.importing import batch_of, commit_batch, write_rows
 from strandline.pipeline.pushed import Pushed, pushed_of
 from strandline.pipeline.ranges import halving_points
 from strandline.pipeline.site import PATIENCE_SECONDS, Site, handle_of
-from strandline.query import columns_of
-from strandline.read.reading import Reading, Want, parts_of, typed
+from strandline.read.question import parts_of
+from strandline.read.reading import Reading
+from strandline.read.want import Want, columns_of
 from strandline.state.codec import encode_batch
 from strandline.state.model import EVERYTHING, Interval, TableVersion
 from strandline.state.plan import ReadTask, united
@@ -399,7 +401,7 @@ def reading_of(
     view = view_of(handle.store, version.table, as_of, deadline)
     # Columns are those of the version that was planned with.
     view = replace(view, version=version, schema=typed(version)[0])
-    return Reading(handle, view, want, deadline)
+    return Reading.of(handle, view, want, deadline)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ from strandline.pipeline.frames import arrow_for_spark, quoted, spark_schema
 from strandline.pipeline.site import PATIENCE_SECONDS, Site, handle_of
 from strandline.pipeline.source import StrandlineSource, reading_of, split_intervals
 from strandline.pipeline.verifying import verify_parts
-from strandline.read.reading import Reading, Want, parts_of
+from strandline.read.question import parts_of
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.state.model import Interval, Part, TableVersion
 from strandline.state.plan import ReadTask, united
 from strandline.times import parse_as_of
@@ -90,7 +92,7 @@ def _frame(
 ) -> DataFrame:
     site = Site.of(handle, version)  # refuses what executors do not reach
     reading = reading_of(handle, version, Want(ordered=False), as_of, deadline)
-    schema = spark_schema(reading.schema.arrow)
+    schema = spark_schema(reading.question.schema.arrow)
     split = _Split(handle, reading)
     frames = []
     paths = [split.path(part) for part in split.native]
@@ -151,7 +153,7 @@ class _Split:
         self.local: list[pa.Table] = []
         self.merged: list[ReadTask] = []
         readable = os.path.isdir(self._root) and not _GLOB.search(self._root)  # noqa: PTH112
-        clean = [task for task in reading.tasks if readable and reading.is_clean(task)]
+        clean = [task for task in reading.tasks if readable and reading.question.is_clean(task)]
         clean = self._whole(clean)
         chosen = {id(task) for task in clean}
         self.merged = [task for task in reading.tasks if id(task) not in chosen]
@@ -159,7 +161,7 @@ class _Split:
         self.native = list(parts.values())
         entries = {id(e): e for task in clean for e in task.entries if e.batch.inline}
         for entry in entries.values():
-            rows = handle.overlay.rows(entry, reading.schema)
+            rows = handle.overlay.rows(entry, reading.question.schema)
             self.local.append(rows.drop_columns([DIFF]) if DIFF in rows.column_names else rows)
 
     def path(self, part: Part) -> str:

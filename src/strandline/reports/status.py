@@ -7,7 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.env import Deadline
-from strandline.read.reading import Reading, Want, parts_of
+from strandline.read.question import parts_of
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.state.replay import State
 from strandline.times import datetime_of
 from strandline.txn.handle import Handle
@@ -52,8 +54,8 @@ def status(
 def _live(handle: Handle, view: View, deadline: Deadline, *, count: bool) -> int | None:
     """The rows that a scan would give; None where too much is to be read to know."""
     want = Want(view.version.row_keys[:1], ordered=False)
-    reading = Reading(handle, view, want, deadline)
-    unknown = [task for task in reading.tasks if reading.rows_of(task) is None]
+    reading = Reading.of(handle, view, want, deadline)
+    unknown = [task for task in reading.tasks if reading.question.rows_of(task) is None]
     updates = sum(
         sum({part.key: part.rows for part, _, _ in parts_of(task)}.values())
         + sum(entry.batch.rows for entry in task.entries if entry.batch.inline)

@@ -19,10 +19,10 @@ from strandline.parts.files.write import write_parts
 from strandline.parts.rows.compact import Run, merge_compact
 from strandline.parts.rows.frontier import Piece, Pieces
 from strandline.parts.rows.merge import Source
-from strandline.parts.schema import DIFF, END, TIME, TableSchema
+from strandline.parts.schema import TableSchema, own_columns
 from strandline.settings import Settings
 from strandline.state.commands import Output
-from strandline.state.model import L0, Part, Reference, TableVersion
+from strandline.state.model import L0, Reference, TableVersion
 from strandline.state.plan import CompactionJob
 
 __all__ = ["Workshop", "run_job"]
@@ -112,20 +112,15 @@ def _written(
 
 def _source(reference: Reference, rows: pa.Table) -> Source:
     part = reference.part
-    ours = frozenset(n for n, has in ((DIFF, part.has_diff), (END, part.has_end)) if has)
+    ours = frozenset(own_columns(part))
     return Source(rows, reference.time, part.distinct, reference.rows_from, ours)
-
-
-def _columns(schema: TableSchema, part: Part) -> list[str]:
-    ours = ((TIME, part.time_max is not None), (DIFF, part.has_diff), (END, part.has_end))
-    return [*schema.arrow.names, *(name for name, there in ours if there)]
 
 
 def _read(
     shop: Workshop, schema: TableSchema, reference: Reference, deadline: Deadline
 ) -> pa.Table:
     part = reference.part
-    columns = _columns(schema, part)
+    columns = [*schema.arrow.names, *own_columns(part)]
     interval = reference.interval
     return shop.reader.read(part, schema, columns=columns, interval=interval, deadline=deadline)
 
@@ -138,7 +133,7 @@ def _pieces(
     chunks = shop.reader.placed_chunks(
         part,
         schema,
-        columns=_columns(schema, part),
+        columns=[*schema.arrow.names, *own_columns(part)],
         intervals=[reference.interval],
         rows=_OPEN_ROWS // count,
         deadline=deadline,

@@ -41,7 +41,9 @@ from strandline.engine.statements import (
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.parts.schema import TableSchema
-from strandline.read.reading import Reading, Want, arrow_of, typed
+from strandline.parts.typed import typed
+from strandline.read.reading import Reading
+from strandline.read.want import Want, arrow_of
 from strandline.state.commands import Write
 from strandline.state.model import Batch, TableVersion
 from strandline.times import Commit
@@ -280,9 +282,9 @@ def _rows_of_table(
 ) -> pa.RecordBatchReader:
     """Sorted by key, as a scan has them."""
     (view,) = tables.views([version])
-    reading = Reading(tables.handle, view, Want(columns), tables.deadline)
+    reading = Reading.of(tables.handle, view, Want(columns), tables.deadline)
     batches = failures.watched(_batches(reading, _BATCH_ROWS))
-    return pa.RecordBatchReader.from_batches(reading.arrow, batches)
+    return pa.RecordBatchReader.from_batches(reading.question.arrow, batches)
 
 
 def _rows_of_query(
@@ -387,9 +389,9 @@ def _dataset_class() -> type:
             want = Want(chosen, None, condition, ordered=False)
             deadline = self._deadline.again()
             with self._failures.keeping():  # what it reads may be given up by now
-                reading = Reading(self._handle, self._view, want, deadline)
+                reading = Reading.of(self._handle, self._view, want, deadline)
             batches = self._failures.watched(_batches(reading, batch_size))
-            stream = pa.RecordBatchReader.from_batches(reading.arrow, batches)
+            stream = pa.RecordBatchReader.from_batches(reading.question.arrow, batches)
             return _Scanned(stream)
 
     return TableDataset
@@ -548,7 +550,7 @@ class _SqlSelection:
         want = Want(None if columns is None else tuple(columns), None, condition)
         deadline = options.deadline
         deadline.check(f"reading for {options.operation.upper()}", may_have_happened=False)
-        yield from Reading(handle, view, want, deadline).tables()
+        yield from Reading.of(handle, view, want, deadline).tables()
 
 
 def _insertion(

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from strandline.env import Deadline
 from strandline.parts.keys import KeyCodec, separating
-from strandline.read.reading import typed
+from strandline.parts.typed import typed
 from strandline.state.commands import Split
 from strandline.state.model import Leaf, Reference, TableVersion
 from strandline.state.plan import level_zero

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from strandline.env import Deadline, retry_delays
 from strandline.errors import AsOfTooOld, LocationError, TransactionConflict, UsageError
 from strandline.parts.files.batch import build_batch
-from strandline.read.reading import anew, typed
+from strandline.parts.typed import typed
+from strandline.read.reading import anew
 from strandline.state.commands import Read, TableChange, Write
 from strandline.state.model import EVERYTHING, Batch, Interval, TableVersion
 from strandline.state.plan import leaf_bounds, united

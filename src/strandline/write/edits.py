@@ -20,7 +20,9 @@ from strandline.changes.differences import runs_of, with_keys_of
 from strandline.engine.expressions import Assignments
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.schema import DIFF, TableSchema
-from strandline.read.reading import Reading, Want, typed
+from strandline.parts.typed import typed
+from strandline.read.reading import Reading
+from strandline.read.want import Want
 from strandline.state.commands import Write
 from strandline.state.model import Batch, Interval, TableVersion
 from strandline.times import Commit
@@ -61,7 +63,7 @@ class Selection:
         want = replace(self.want, columns=None if columns is None else tuple(columns))
         options.deadline.check(f"reading for the {options.operation}", may_have_happened=False)
         # Where no time is left, the first request says so.
-        yield from Reading(handle, view, want, options.deadline.not_before(0.001)).tables()
+        yield from Reading.of(handle, view, want, options.deadline.not_before(0.001)).tables()
 
 
 def delete_keys(

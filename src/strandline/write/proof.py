@@ -16,7 +16,7 @@ from strandline.changes.spans import Asked, spans_after
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, TransactionConflict
 from strandline.location import BlobMissing
-from strandline.read.reading import typed
+from strandline.parts.typed import typed
 from strandline.state.commands import Read
 from strandline.txn.handle import Handle
 

@@ -52,7 +52,7 @@ class Source:
     rows_from: int | None = None
     """Rows at times before this one do not count."""
     ours: frozenset[str] | None = None
-    """Which of `__diff` and `__end` there are; None: the first rows tell."""
+    """Which columns of ours there are; None: the first rows tell."""
 
 
 def prepare_batch(table: pa.Table, schema: TableSchema) -> pa.Table:
