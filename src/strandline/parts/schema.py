@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.errors import UsageError
+from strandline.parts.plain import int64
 from strandline.state.model import Part, TableKind, TableVersion
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "END",
     "TIME",
     "TableSchema",
+    "adds_once",
     "column_id",
     "key_columns",
     "new_schema",
@@ -28,6 +31,7 @@ __all__ = [
     "own_columns",
     "validate_table_name",
     "with_times",
+    "without_plain_diff",
 ]
 
 COLUMN_ID = b"strandline.column"
@@ -43,6 +47,8 @@ END = "__end"
 """The time from which each row is live no more, int64 µs; in parts of history, beside `__time`."""
 
 _NAME_BYTES_MAX = 255
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,16 @@ def own_columns(part: Part) -> list[str]:
     """Which of our columns a part has."""
     there = ((TIME, part.time_max is not None), (DIFF, part.has_diff), (END, part.has_end))
     return [name for name, is_there in there if is_there]
+
+
+def adds_once(rows: pa.Table | pa.RecordBatch) -> bool:
+    """Whether the `__diff` of every row says that it was added once: then it says nothing."""
+    return bool(pc.all(pc.equal(rows.column(DIFF), int64(1))).as_py())
+
+
+def without_plain_diff(rows: _Rows) -> _Rows:
+    """The rows without a `__diff` that says nothing."""
+    return rows.drop_columns([DIFF]) if DIFF in rows.schema.names and adds_once(rows) else rows
 
 
 def _validate_text(name: str, what: str) -> None:

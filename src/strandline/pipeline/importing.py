@@ -335,7 +335,7 @@ def write_rows(site: Site, batches: Iterable[pa.RecordBatch], cuts: Sequence[byt
         held.clear()
         if not table.num_rows:
             return Batch()
-        rows = prepare_batch(table.combine_chunks(), schema)
+        rows, _ = prepare_batch(table.combine_chunks(), schema)
     parts = write_parts(
         site.workplace().blob,
         site.new_part_key,

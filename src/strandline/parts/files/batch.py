@@ -8,18 +8,16 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.env import Deadline, Env
 from strandline.location import Blob
 from strandline.parts.files.inline import encode_inline
 from strandline.parts.files.write import Identity, write_parts
 from strandline.parts.keys import KeyCodec
-from strandline.parts.rows.adjacent import order_of
 from strandline.parts.rows.conform import conform, to_arrow
 from strandline.parts.rows.merge import last_rows, prepare_batch
 from strandline.parts.rows.sort import is_sorted, sort_stream
-from strandline.parts.schema import DIFF, TableSchema
+from strandline.parts.schema import DIFF, TableSchema, without_plain_diff
 from strandline.settings import Settings
 from strandline.state.model import Batch, Part
 
@@ -99,14 +97,15 @@ class _Builder:
         """A batch of rows that are sorted in memory, of about `size` bytes."""
         if not rows.num_rows:
             return Batch()
-        rows = _without_plain_diff(prepare_batch(rows, self.schema))
+        rows, distinct = prepare_batch(rows, self.schema)
+        rows = without_plain_diff(rows)
         # Encoding adds to the rows' bytes, so larger ones need not be tried; but fewer rows may be
         # left than there were.
         inline_max = self.settings.inline_bytes_max
         if size <= inline_max or rows.nbytes <= inline_max:
             inline = encode_inline(rows)
             if len(inline) <= inline_max:
-                return self._inline(rows, inline)
+                return self._inline(rows, inline, distinct=distinct)
         return self._of_parts(self._written(rows.to_batches()))
 
     def large(self, batches: Iterable[pa.RecordBatch], *, ordered: bool) -> Batch:
@@ -124,7 +123,7 @@ class _Builder:
         rows = last_rows(batches, self.schema.keys) if keyed else batches
         return self._of_parts(self._written(rows))
 
-    def _inline(self, rows: pa.Table, inline: bytes) -> Batch:
+    def _inline(self, rows: pa.Table, inline: bytes, *, distinct: bool) -> Batch:
         has_diff = DIFF in rows.column_names
         lower, upper = KeyCodec(self.schema).first_last(rows)
         return Batch(
@@ -133,7 +132,7 @@ class _Builder:
             lower=lower,
             upper=upper,
             has_diff=has_diff,
-            distinct=not has_diff and not order_of(rows, self.schema.keys)[1],
+            distinct=distinct and not has_diff,
             schema_version=self.schema.version,
         )
 
@@ -165,10 +164,3 @@ class _Builder:
             distinct=all(part.distinct for part in parts),
             schema_version=self.schema.version,
         )
-
-
-def _without_plain_diff(rows: pa.Table) -> pa.Table:
-    """Without a `__diff` that only says that every row was added once."""
-    if DIFF in rows.column_names and pc.all(pc.equal(rows.column(DIFF), 1)).as_py():
-        return rows.drop_columns([DIFF])
-    return rows

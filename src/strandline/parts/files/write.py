@@ -21,9 +21,8 @@ from strandline.parts.files.footer import MAGIC, Footer, Identity, identity_fiel
 from strandline.parts.files.verified import ChunkRecorder
 from strandline.parts.hashes import Hashes, key_hashes
 from strandline.parts.keys import KeyCodec, at_least, at_most, locate, separator
-from strandline.parts.plain import int64
 from strandline.parts.rows.adjacent import order_of
-from strandline.parts.schema import DIFF, END, TIME, TableSchema
+from strandline.parts.schema import DIFF, END, TIME, TableSchema, adds_once
 from strandline.parts.statistics import StatisticsBuilder
 from strandline.settings import Settings
 from strandline.state.model import Part
@@ -296,8 +295,7 @@ class _PartWriter:
             found = pc.min_max(rows.column(TIME))
             self._times += [found["min"].as_py(), found["max"].as_py()]
         if DIFF in self._arrow.names and not self._has_diff:
-            # A column that says of every row that it was added once says nothing.
-            self._has_diff = not pc.all(pc.equal(rows.column(DIFF), int64(1))).as_py()
+            self._has_diff = not adds_once(rows)
         self._writer.write_table(rows, row_group_size=self._group_rows)
         self._rows += rows.num_rows
         if self._rows <= FILTER_KEYS_MAX:

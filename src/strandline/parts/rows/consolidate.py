@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from strandline.parts.rows.adjacent import equal_to_next
 from strandline.parts.rows.duck import Passage, stream
 from strandline.parts.rows.merge import exact, sums, total_of
-from strandline.parts.rows.sort import sort_table
+from strandline.parts.rows.sort import sort_table, sort_telling
 from strandline.parts.schema import DIFF, TIME
 
 __all__ = ["consolidated", "consolidated_stream"]
@@ -29,12 +29,10 @@ def consolidated(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     that 64 bits do not hold is a UsageError.
     """
     order = [*keys, TIME] if TIME in table.column_names else list(keys)
-    table = sort_table(table, order)
-    if table.num_rows < 2:
+    table, tied = sort_telling(table, order)
+    if not tied:
         return _without_nothing(table)
     next_is_same = np.asarray(equal_to_next(table, order))
-    if not next_is_same.any():
-        return _without_nothing(table)
     # Only what has a neighbour of its key can have an equal; that may be in another column.
     touched = np.zeros(table.num_rows, dtype=bool)
     touched[:-1] |= next_is_same

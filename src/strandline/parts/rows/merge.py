@@ -19,8 +19,8 @@ from strandline.errors import Corruption, UsageError
 from strandline.parts.plain import int64s
 from strandline.parts.rows.adjacent import equal_to_next
 from strandline.parts.rows.duck import Passage, run
-from strandline.parts.rows.sort import sort_table
-from strandline.parts.schema import DIFF, END, TIME, TableSchema
+from strandline.parts.rows.sort import sort_table, sort_telling
+from strandline.parts.schema import DIFF, END, TIME, TableSchema, adds_once
 
 __all__ = [
     "Source",
@@ -55,10 +55,15 @@ class Source:
     """Which columns of ours there are; None: the first rows tell."""
 
 
-def prepare_batch(table: pa.Table, schema: TableSchema) -> pa.Table:
-    """A user's batch as it is stored: sorted by full key; keyed: the last row of each full key."""
-    table = sort_table(table, schema.keys)
-    return _last_of_each(table, schema.keys) if schema.kind == "keyed" else table
+def prepare_batch(table: pa.Table, schema: TableSchema) -> tuple[pa.Table, bool]:
+    """A user's batch as it is stored: sorted by full key; keyed: the last row of each full key.
+
+    And whether no two of these rows have the same full key.
+    """
+    table, tied = sort_telling(table, schema.keys)
+    if tied and schema.kind == "keyed":
+        return _last_of_each(table, schema.keys), True
+    return table, not tied
 
 
 def _last_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -340,10 +345,10 @@ def _sum_query(passage: Passage) -> str:
 def _repeated(table: pa.Table) -> pa.Table:
     """Each row as often as its `__diff` says, and without that."""
     rows = table.drop_columns([DIFF])
-    counts = table.column(DIFF)
-    if pc.all(pc.equal(counts, 1)).as_py():
+    if adds_once(table):
         return rows
-    return rows.take(pa.array(np.repeat(np.arange(table.num_rows), counts.to_numpy())))
+    counts = table.column(DIFF).to_numpy()
+    return rows.take(pa.array(np.repeat(np.arange(table.num_rows), counts)))
 
 
 def last_rows(ordered: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:

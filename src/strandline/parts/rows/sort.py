@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.parts.plain import int64s, numbers_of
-from strandline.parts.rows.adjacent import order_of
+from strandline.parts.rows.adjacent import equal_to_next, order_of
 from strandline.parts.rows.duck import Passage, stream
 
-__all__ = ["batches_of", "is_sorted", "sort_stream", "sort_table"]
+__all__ = ["batches_of", "is_sorted", "sort_stream", "sort_table", "sort_telling"]
 
 _ORDINAL = "__ordinal"
 
@@ -32,8 +32,19 @@ def sort_table(table: pa.Table, keys: Sequence[str], *, then: Sequence[str] = ()
     Returns the same object if they are in that order already.
     """
     names = [*keys, *then]
-    if table.num_rows < 2 or is_sorted(table, names):
-        return table
+    return table if is_sorted(table, names) else _reordered(table, names)
+
+
+def sort_telling(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, bool]:
+    """The same, and whether two of the rows are equal in all of `keys`."""
+    ordered, tied = order_of(table, keys)
+    if ordered:
+        return table, tied
+    table = _reordered(table, keys)
+    return table, pc.any(equal_to_next(table, keys)).as_py()
+
+
+def _reordered(table: pa.Table, names: Sequence[str]) -> pa.Table:
     order = _order_of_numbers(table, names)
     if order is None:
         by = [(name, "ascending") for name in names]

@@ -22,7 +22,7 @@ from strandline.parts.files.write import write_parts
 from strandline.parts.plain import int64s
 from strandline.parts.rows.consolidate import consolidated, consolidated_stream
 from strandline.parts.rows.spool import Spool
-from strandline.parts.schema import DIFF, TIME
+from strandline.parts.schema import DIFF, TIME, without_plain_diff
 from strandline.shard.alone.shard import Shard
 from strandline.shard.alone.updates import Updates, check_bound, updates_from
 from strandline.state import model
@@ -212,7 +212,7 @@ def write_updates(
     few = [_with_diff(batch, arrow) for batch in head]
     rows: Any = None
     if rest is None:
-        rows = _without_plain_diff(consolidated(pa.Table.from_batches(few, arrow), schema.keys))
+        rows = without_plain_diff(consolidated(pa.Table.from_batches(few, arrow), schema.keys))
         if not rows.num_rows:
             return ()
     machine = shard.machine
@@ -263,12 +263,6 @@ def _head(
         if size > _IN_MEMORY_BYTES:
             return held, updates.batches
     return held, None
-
-
-def _without_plain_diff(rows: pa.Table) -> pa.Table:
-    if DIFF in rows.column_names and pc.all(pc.equal(rows.column(DIFF), 1)).as_py():
-        return rows.drop_columns([DIFF])
-    return rows
 
 
 def check_shard(batch: Batch, shard: Shard) -> None:

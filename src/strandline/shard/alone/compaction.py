@@ -20,7 +20,7 @@ from strandline.location import BlobMissing, Location
 from strandline.parts.files.write import write_parts
 from strandline.parts.plain import int64
 from strandline.parts.rows.consolidate import consolidated_stream
-from strandline.parts.schema import DIFF, END, TIME
+from strandline.parts.schema import DIFF, END, TIME, without_plain_diff
 from strandline.settings import Settings
 from strandline.shard.alone.changes import updates_of
 from strandline.shard.alone.shard import Shard
@@ -167,7 +167,7 @@ def _merged(shard: Shard, job: CompactionJob, deadline: Deadline) -> tuple[Outpu
     parts = write_parts(
         shard.location.blob,
         lambda: shard.new_part_key(session),
-        _without_plain_diff(rows),
+        _plain(rows),
         schema,
         identity=shard.identity(session),
         settings=settings,
@@ -206,7 +206,7 @@ def _updates(
                 yield found.set_column(at, arrow.field(TIME), moved)
 
 
-def _without_plain_diff(
+def _plain(
     batches: Iterator[pa.RecordBatch],
 ) -> Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch]:
     """Few rows without a `__diff` that says nothing; of many it cannot be known beforehand."""
@@ -214,6 +214,4 @@ def _without_plain_diff(
     if first is None:
         return []
     second = next(batches, None)
-    if second is None and pc.all(pc.equal(first.column(DIFF), 1)).as_py():
-        return [first.drop_columns([DIFF])]
-    return chain([first] if second is None else [first, second], batches)
+    return [without_plain_diff(first)] if second is None else chain([first, second], batches)

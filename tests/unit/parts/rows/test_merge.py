@@ -344,10 +344,12 @@ def test_a_batch_is_sorted_and_keyed_ones_keep_the_last_row_of_a_key(
 ) -> None:
     updates = [Update(key, i % 4, i, 1) for i, key in enumerate(keys)]
     rows = table_of(updates, schema_of("rows"), time=False, diff=False)
-    prepared = prepare_batch(rows, schema_of("rows"))
+    prepared, distinct = prepare_batch(rows, schema_of("rows"))
+    assert distinct == (len(set(keys)) == len(keys))
     assert sorted(shown(prepared)) == sorted(shown(rows))
     check_order(prepared)
-    keyed = prepare_batch(rows, schema_of("keyed"))
+    keyed, distinct = prepare_batch(rows, schema_of("keyed"))
+    assert distinct
     assert sorted(shown(keyed)) == expected_rows(updates, "keyed", len(keys))
     check_order(keyed)
 
