@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import chain
@@ -26,10 +25,10 @@ from strandline.errors import UsageError
 from strandline.parts.keys import KeyRange
 from strandline.parts.keytypes import outside
 from strandline.parts.schema import TableSchema
+from strandline.parts.statistics import Comparison
 
 __all__ = [
     "ArrowCondition",
-    "Comparison",
     "Condition",
     "PlainCondition",
     "SqlCondition",
@@ -40,16 +39,6 @@ __all__ = [
 
 _RANGES_MAX = 1_000
 """Key ranges that one condition is turned into at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """`column op value` holds for every row that matches; with "in", one of the values."""
-
-    column: str
-    op: str
-    """One of = < <= > >= in."""
-    values: tuple[Any, ...]
 
 
 class Condition(Protocol):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,14 @@ from strandline.parts.keytypes import KeyType, key_type
 from strandline.parts.plain import text_of
 from strandline.parts.schema import TableSchema, column_id
 
-__all__ = ["ColumnStats", "StatisticsBuilder", "decode_statistics", "may_match", "statistics_of"]
+__all__ = [
+    "ColumnStats",
+    "Comparison",
+    "StatisticsBuilder",
+    "decode_statistics",
+    "may_match",
+    "statistics_of",
+]
 
 _VERSION = 1
 _CUT = 32
@@ -40,15 +48,14 @@ class ColumnStats(NamedTuple):
     nulls: int
 
 
-class Comparison(Protocol):
-    """`column op value`, or for the op "in", one of the values."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`column op value` holds for every row that matches; with "in", one of the values."""
 
-    @property
-    def column(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def values(self) -> tuple[Any, ...]: ...
+    column: str
+    op: str
+    """One of = < <= > >= in."""
+    values: tuple[Any, ...]
 
 
 class StatisticsBuilder:

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from strandline.engine.conditions import Comparison
 from strandline.parts.schema import TableSchema
+from strandline.parts.statistics import Comparison
 
 __all__ = ["Pushed", "pushed_of"]
 

@@ -16,8 +16,8 @@ from strandline.location import Blob
 from strandline.parts.files.footer import Identity
 from strandline.parts.files.read import PartReader
 from strandline.parts.files.write import write_parts
-from strandline.parts.rows.compact import Run, merge_compact
-from strandline.parts.rows.frontier import Piece, Pieces
+from strandline.parts.rows.compact import Aged, merge_compact
+from strandline.parts.rows.frontier import Run, Stretch
 from strandline.parts.rows.merge import Source
 from strandline.parts.schema import TableSchema, own_columns
 from strandline.settings import Settings
@@ -55,7 +55,7 @@ def run_job(shop: Workshop, job: CompactionJob, deadline: Deadline) -> tuple[Out
     schema = TableSchema.from_version(shop.version)
     references = [reference for _, reference in job.inputs]
     small = job.size <= _IN_MEMORY_BYTES
-    pieces: list[Pieces] = []
+    runs: list[Run] = []
     nothing = pa.Table.from_batches([], schema.arrow)
     if small:
         sources = [_source(r, _read(shop, schema, r, deadline)) for r in references]
@@ -63,10 +63,10 @@ def run_job(shop: Workshop, job: CompactionJob, deadline: Deadline) -> tuple[Out
         sources = [_source(r, nothing) for r in references]
         count = len(references)
         # Side by side: each opens a part, which is a request or two.
-        pieces = shop.env.parallel(
-            lambda reference: _pieces(shop, schema, reference, count, deadline), references
+        runs = shop.env.parallel(
+            lambda reference: _run(shop, schema, reference, count, deadline), references
         )
-    runs = merge_compact(
+    merged = merge_compact(
         sources,
         schema,
         since=job.since,
@@ -74,20 +74,22 @@ def run_job(shop: Workshop, job: CompactionJob, deadline: Deadline) -> tuple[Out
         markers_from=job.markers_from,
         memory_bytes=shop.settings.sort_memory_bytes,
         threads=shop.threads,
-        pieces=pieces,
+        runs=runs,
         env=None if small else shop.env,
     )
-    return tuple(output for run in runs for output in _written(shop, schema, job, run, deadline))
+    return tuple(
+        output for rows in merged for output in _written(shop, schema, job, rows, deadline)
+    )
 
 
 def _written(
-    shop: Workshop, schema: TableSchema, job: CompactionJob, run: Run, deadline: Deadline
+    shop: Workshop, schema: TableSchema, job: CompactionJob, aged: Aged, deadline: Deadline
 ) -> list[Output]:
     """One output of the merge, as parts."""
     parts = write_parts(
         shop.blob,
         shop.new_key,
-        run.rows,
+        aged.rows,
         schema,
         identity=shop.identity,
         settings=shop.settings,
@@ -97,7 +99,7 @@ def _written(
     )
     leaf, lower = (L0, b"") if job.leaf is None else (job.leaf.id, job.leaf.interval.lower)
     newest = max(reference.time_max for _, reference in job.inputs)
-    before = job.split_at if run.age == "history" else None
+    before = job.split_at if aged.age == "history" else None
     return [
         Output(
             leaf,
@@ -125,10 +127,10 @@ def _read(
     return shop.reader.read(part, schema, columns=columns, interval=interval, deadline=deadline)
 
 
-def _pieces(
+def _run(
     shop: Workshop, schema: TableSchema, reference: Reference, count: int, deadline: Deadline
-) -> Pieces:
-    """The reference's rows in pieces, smaller ones if it is one of many."""
+) -> Run:
+    """The reference's rows in stretches, shorter ones if it is one of many."""
     part = reference.part
     chunks = shop.reader.placed_chunks(
         part,
@@ -138,4 +140,4 @@ def _pieces(
         rows=_OPEN_ROWS // count,
         deadline=deadline,
     )
-    return Pieces([Piece(lower, partial(load, deadline)) for lower, load in chunks])
+    return Run([Stretch(lower, partial(load, deadline)) for lower, load in chunks])

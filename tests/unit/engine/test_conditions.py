@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from strandline.engine import conditions
 from strandline.engine.conditions import (
-    Comparison,
     PlainCondition,
     SqlCondition,
     compile_where,
@@ -26,6 +25,7 @@ from strandline.engine.expressions import quote_columns
 from strandline.errors import UsageError
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import TableSchema, new_schema
+from strandline.parts.statistics import Comparison
 
 ARROW = pa.schema(
     [

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from strandline.parts.schema import TableSchema, new_schema
 from strandline.parts.statistics import (
     ColumnStats,
+    Comparison,
     StatisticsBuilder,
     decode_statistics,
     may_match,
@@ -33,13 +33,6 @@ VALUE_TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.float64(): st.floats(),
     pa.float32(): st.floats(width=32),
 }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    column: str
-    op: str
-    values: tuple[Any, ...]
 
 
 def schema_of(kind: pa.DataType) -> TableSchema:

@@ -99,16 +99,16 @@ def state_of_file(file: pa.NativeFile) -> FileState | None:
     return FileState.of(os.fstat(file.fileno()))
 
 
-class Run(NamedTuple):
+class RowGroups(NamedTuple):
     """Neighbouring row groups, and the intervals that wanted rows are in (None: all are wanted)."""
 
-    groups: range
+    numbers: range
     inside: Sequence[Interval] | None
 
     @property
     def is_lookup(self) -> bool:
         """Whether keys are decoded first: that costs a hit little, and saves a miss most."""
-        return self.inside is not None and len(self.groups) <= 2
+        return self.inside is not None and len(self.numbers) <= 2
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Plan:
     """What is to be read of a part."""
 
     columns: Columns
-    runs: Sequence[Run]
+    groups: Sequence[RowGroups]
     phases: tuple[Columns, Columns] | None
     """The keys, which tell whether there are rows at all, and the rest; None: not in phases."""
 
@@ -130,24 +130,24 @@ class Plan:
         """The schema of what comes out."""
         return self.columns.arrow
 
-    def clipped(self, decoded: pa.Table, run: Run) -> pa.Table:
+    def clipped(self, decoded: pa.Table, groups: RowGroups) -> pa.Table:
         """Of decoded row groups, the rows and columns that were asked for."""
         table = self.columns.mapping.table(decoded)
-        if run.inside is not None:
-            table = clip(table, run.inside, self.columns.codec)
+        if groups.inside is not None:
+            table = clip(table, groups.inside, self.columns.codec)
         if table.column_names != self.arrow.names:
             table = table.select(self.arrow.names)
         if table.num_rows * _COPY_BELOW < decoded.num_rows:
             table = table.take(int64s(np.arange(table.num_rows)))
         return table
 
-    def looked_up(self, decoder: Decoder, run: Run, *, threads: bool) -> pa.Table:
+    def looked_up(self, decoder: Decoder, groups: RowGroups, *, threads: bool) -> pa.Table:
         """The rows that were asked for of few row groups: the keys first, the rest if need be."""
         assert self.phases is not None  # noqa: S101  for the type checker
         first, second = self.phases
         columns = first.mapping.columns(decoder.rows(first.leaves, threads=False))
         keys = [columns[name] for name in self.columns.codec.keys]
-        found = places(keys, run.inside or (), self.columns.codec)
+        found = places(keys, groups.inside or (), self.columns.codec)
         if not found:
             return self.arrow.empty_table()
         columns.update(second.mapping.columns(decoder.rows(second.leaves, threads=threads)))
@@ -291,32 +291,32 @@ class OpenPart:
         whole = len(inside) == 1 and _covers(inside[0], part)
         found = self._columns(schema, columns, keys=not whole)
         if whole:
-            return Plan(found, [Run(range(len(self._separators)), None)], None)
+            return Plan(found, [RowGroups(range(len(self._separators)), None)], None)
         phases = None
         known = set(schema.keys)
         names = [n for n in found.arrow.names if n not in known]
         if names:
             keys = self._columns(schema, schema.keys, keys=False)
             phases = (keys, self._columns(schema, names, keys=False))
-        return Plan(found, self._runs(inside), phases)
+        return Plan(found, self._groups(inside), phases)
 
-    def _runs(self, inside: Sequence[Interval]) -> list[Run]:
+    def _groups(self, inside: Sequence[Interval]) -> list[RowGroups]:
         """The row groups that may have rows in the ascending intervals."""
-        runs: list[range] = []
+        found: list[range] = []
         for interval in inside:
             groups = self.groups_in(interval)
-            if runs and groups.start <= runs[-1].stop:
-                before = runs.pop()
+            if found and groups.start <= found[-1].stop:
+                before = found.pop()
                 groups = range(before.start, max(before.stop, groups.stop))
-            runs.append(groups)
-        return [Run(groups, inside) for groups in runs]
+            found.append(groups)
+        return [RowGroups(groups, inside) for groups in found]
 
-    def pieces(self, plan: Plan, groups_max: int) -> Iterator[Run]:
-        """The runs of a plan in pieces of at most so many row groups."""
-        for groups, inside in plan.runs:
-            for start in range(0, len(groups), groups_max):
-                piece = groups[start : start + groups_max]
-                yield Run(piece, inside and self._meeting(inside, piece))
+    def parted(self, plan: Plan, groups_max: int) -> Iterator[RowGroups]:
+        """The row groups of a plan, at most so many at once."""
+        for numbers, inside in plan.groups:
+            for start in range(0, len(numbers), groups_max):
+                some = numbers[start : start + groups_max]
+                yield RowGroups(some, inside and self._meeting(inside, some))
 
     def _meeting(self, inside: Sequence[Interval], groups: range) -> Sequence[Interval]:
         """Those of the ascending intervals that may have a key of the row groups."""

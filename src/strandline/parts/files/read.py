@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from strandline.env import Deadline, Env
 from strandline.location import Blob
-from strandline.parts.files.opened import Decoder, OpenPart, Plan, Run, guarded, state_of_file
+from strandline.parts.files.opened import Decoder, OpenPart, Plan, RowGroups, guarded, state_of_file
 from strandline.parts.files.verified import Arena
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import TableSchema
@@ -74,11 +74,11 @@ class PartReader:
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, wanted)
-        pieces = list(opened.pieces(plan, opened.groups_of_rows(_STREAM_ROWS)))
-        # One piece has Arrow's threads, one per column; of several each has a thread of ours.
-        alone = len(pieces) == 1
+        parted = list(opened.parted(plan, opened.groups_of_rows(_STREAM_ROWS)))
+        # One alone has Arrow's threads, one per column; of several each has a thread of ours.
+        alone = len(parted) == 1
         tables = self._env.parallel(
-            lambda piece: self._decode(opened, piece, plan, deadline, threads=alone), pieces
+            lambda groups: self._decode(opened, groups, plan, deadline, threads=alone), parted
         )
         if alone:
             return tables[0]
@@ -103,14 +103,14 @@ class PartReader:
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, wanted)
-        pieces = list(opened.pieces(plan, opened.groups_of_rows(rows)))
+        parted = list(opened.parted(plan, opened.groups_of_rows(rows)))
 
-        def decode(piece: Run) -> list[pa.RecordBatch]:
-            table = self._decode(opened, piece, plan, deadline.again(), threads=False)
+        def decode(groups: RowGroups) -> list[pa.RecordBatch]:
+            table = self._decode(opened, groups, plan, deadline.again(), threads=False)
             found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
             return found
 
-        for batches in self._env.stream(decode, pieces, ahead=_AHEAD):
+        for batches in self._env.stream(decode, parted, ahead=_AHEAD):
             yield from batches
 
     def chunks(
@@ -146,12 +146,12 @@ class PartReader:
         opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, united(intervals))
 
-        def chunk(piece: Run) -> Callable[[Deadline], pa.Table]:
+        def chunk(groups: RowGroups) -> Callable[[Deadline], pa.Table]:
             # Several run at once: threads of Arrow's own would only be in their way.
-            return lambda by: self._decode(opened, piece, plan, by, threads=False)
+            return lambda by: self._decode(opened, groups, plan, by, threads=False)
 
-        pieces = opened.pieces(plan, opened.groups_of_rows(rows))
-        return [(opened.separators[piece.groups[0]], chunk(piece)) for piece in pieces]
+        parted = opened.parted(plan, opened.groups_of_rows(rows))
+        return [(opened.separators[groups.numbers[0]], chunk(groups)) for groups in parted]
 
     def verify(self, part: Part, deadline: Deadline) -> None:
         """Reads the whole part, and returns if every byte of it is what was written.
@@ -292,27 +292,27 @@ class PartReader:
         return table
 
     def _decode(
-        self, opened: OpenPart, piece: Run, plan: Plan, deadline: Deadline, *, threads: bool
+        self, opened: OpenPart, groups: RowGroups, plan: Plan, deadline: Deadline, *, threads: bool
     ) -> pa.Table:
-        """The rows of one piece of a plan."""
+        """The rows of some row groups of a plan."""
         part = opened.part
         deadline.check(f"reading the part {part.key}", may_have_happened=False)
 
         def decoded() -> pa.Table:
-            whole = plan.phases is None or not piece.is_lookup
+            whole = plan.phases is None or not groups.is_lookup
             if whole and not threads:
-                found = self._pages(opened, piece.groups, plan.leaves, deadline)
+                found = self._pages(opened, groups.numbers, plan.leaves, deadline)
                 if found is not None:
-                    return plan.clipped(found, piece)
-            with self._decoder(opened, piece.groups, deadline) as decoder:
-                several = threads and opened.bytes_of(piece.groups) >= _THREADS_FROM
+                    return plan.clipped(found, groups)
+            with self._decoder(opened, groups.numbers, deadline) as decoder:
+                several = threads and opened.bytes_of(groups.numbers) >= _THREADS_FROM
                 if whole:
                     state = decoder.state_of_file()
                     table = decoder.rows(plan.leaves, threads=several)
                     if state is not None and state.is_settled(self._env):
-                        opened.note_verified(state, piece.groups, plan.leaves)
-                    return plan.clipped(table, piece)
-                return plan.looked_up(decoder, piece, threads=several)
+                        opened.note_verified(state, groups.numbers, plan.leaves)
+                    return plan.clipped(table, groups)
+                return plan.looked_up(decoder, groups, threads=several)
 
         return guarded(part, decoded)
 

@@ -21,13 +21,13 @@ from strandline.parts.keys import KeyCodec
 from strandline.parts.plain import bools, int64, int64s, numbers_of, truths_of
 from strandline.parts.rows.adjacent import equal_to_next
 from strandline.parts.rows.duck import Passage, run, stream
-from strandline.parts.rows.frontier import Pieces, in_turn, merged
+from strandline.parts.rows.frontier import Run, in_turn, merged
 from strandline.parts.rows.merge import Source, constant
 from strandline.parts.rows.sort import batches_of, sort_stream, sort_table
 from strandline.parts.rows.spool import Spool
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 
-__all__ = ["Run", "merge_compact"]
+__all__ = ["Aged", "merge_compact"]
 
 _IN_MEMORY_BYTES = 32 << 20
 """Sources in memory that are no larger are merged there, without a stream through DuckDB."""
@@ -41,7 +41,7 @@ _ALONE = -1
 Age = Literal["current", "history", "newer"]
 
 
-class Run(NamedTuple):
+class Aged(NamedTuple):
     """One output: rows sorted by full key, then `__time`."""
 
     age: Age
@@ -74,9 +74,9 @@ def merge_compact(
     markers_from: int | None,
     memory_bytes: int,
     threads: int,
-    pieces: Sequence[Pieces] = (),
+    runs: Sequence[Run] = (),
     env: Env | None = None,
-) -> Iterator[Run]:
+) -> Iterator[Aged]:
     """What has to be kept of the sources for every `as_of` from `since` on.
 
     With F = `split_at`: the current rows, then history, then newer ones; each output is to be
@@ -89,7 +89,7 @@ def merge_compact(
     ended by the next one of its key, a marker included; what ended up to `since` vanishes. Rows
     keep their times, because time is rank. A marker at T goes if its end has come, or if
     `markers_from` <= T: nothing outside of the sources then has a row that it hides. Memory is
-    bounded if the sources are iterators. With an `env`, `pieces` has the rows of each source, whose
+    bounded if the sources are iterators. With an `env`, `runs` has the rows of each source, whose
     `data` is not looked at; that is bounded, too, and faster.
     """
     bounds = _Bounds(since, split_at, markers_from)
@@ -103,16 +103,16 @@ def merge_compact(
     if env is None:
         ordered = work.ordered(sources, bounds)
     else:
-        ordered = work.ordered_pieces(sources, pieces, bounds, env)
+        ordered = work.ordered_runs(sources, runs, bounds, env)
     if split_at is None:
         plain = schema.stored(time=True, diff=work.marked)
         rows = (work.cut(batch, plain) for batch, ages in ordered for batch in ages.all(batch))
-        yield Run("newer", pa.RecordBatchReader.from_batches(plain, rows))
+        yield Aged("newer", pa.RecordBatchReader.from_batches(plain, rows))
         return
     yield from _apart(ordered, work)
 
 
-def _apart(ordered: Iterator[tuple[pa.RecordBatch, _Ages]], work: _Work) -> Iterator[Run]:
+def _apart(ordered: Iterator[tuple[pa.RecordBatch, _Ages]], work: _Work) -> Iterator[Aged]:
     """The outputs of a stream of rows whose ages are known: what is not written yet waits."""
     with ExitStack() as stack:
         history = stack.enter_context(Spool(work.schema.stored(time=True, end=True)))
@@ -127,10 +127,10 @@ def _apart(ordered: Iterator[tuple[pa.RecordBatch, _Ages]], work: _Work) -> Iter
                     yield work.cut(rows, arrow)
 
         arrow = work.schema.stored(time=True)
-        yield Run("current", pa.RecordBatchReader.from_batches(arrow, current(arrow)))
+        yield Aged("current", pa.RecordBatchReader.from_batches(arrow, current(arrow)))
         for age, spool in (("history", history), ("newer", newer)):
             rows = pa.RecordBatchReader.from_batches(spool.arrow, spool.batches())
-            yield Run(age, rows)  # type: ignore[arg-type]
+            yield Aged(age, rows)  # type: ignore[arg-type]
 
 
 def _columns_of_ours(sources: Iterable[Source]) -> set[str]:
@@ -222,12 +222,12 @@ class _Work:
             batches = self._sorted(rows)
         return self._aged(batches, bounds)
 
-    def ordered_pieces(
-        self, sources: Sequence[Source], pieces: Sequence[Pieces], bounds: _Bounds, env: Env
+    def ordered_runs(
+        self, sources: Sequence[Source], runs: Sequence[Run], bounds: _Bounds, env: Env
     ) -> Iterator[tuple[pa.RecordBatch, _Ages]]:
-        """The same of sources that can be decoded piece by piece."""
+        """The same of sources that can be decoded stretch by stretch."""
         if self._is_paired or len(sources) == 1:
-            streams = in_turn(pieces, env, ahead=self._threads + 2)
+            streams = in_turn(runs, env, ahead=self._threads + 2)
             whole = [replace(s, data=rows) for s, rows in zip(sources, streams, strict=True)]
             return self.ordered(whole, bounds)
 
@@ -239,7 +239,7 @@ class _Work:
             return of
 
         batches = merged(
-            [runs.mapped(updates(s)) for s, runs in zip(sources, pieces, strict=True)],
+            [run.mapped(updates(s)) for s, run in zip(sources, runs, strict=True)],
             KeyCodec(self.schema),
             then=[TIME],
             env=env,

@@ -1,8 +1,8 @@
-"""Merges sorted runs that are read in pieces: nothing is sorted that is not due, or twice.
+"""Merges sorted runs that are read in stretches: nothing is sorted that is not due, or twice.
 
-The pieces of all runs are decoded in the order of their first keys. What is below the first key of
-the next one, the frontier, is complete: it is sorted, as little as that is, and goes out. So about
-a piece of each run is in memory, and threads sort what goes out side by side.
+The stretches of all runs are decoded in the order of their first keys. What is below the first key
+of the next one, the frontier, is complete: it is sorted, as little as that is, and goes out. So
+about a stretch of each run is in memory, and threads sort what goes out side by side.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from strandline.env import Env
 from strandline.parts.keys import KeyCodec, locate
 from strandline.parts.rows.sort import sort_table
 
-__all__ = ["Piece", "Pieces", "in_turn", "merged"]
+__all__ = ["Run", "Stretch", "in_turn", "merged"]
 
 _ROUNDS = 8
 """A round takes such a share of the memory: it is there several times while it is sorted."""
 
 
-class Piece(NamedTuple):
+class Stretch(NamedTuple):
     """Neighbouring rows of a sorted run."""
 
     lower: bytes
-    """No encoded key of it is below, and none of the pieces before it in its run is above."""
+    """No encoded key of it is below, and none of the stretches before it in its run is above."""
     load: Callable[[], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """A sorted run in pieces, ascending, each of which can be decoded at any time."""
+class Run:
+    """A sorted run in stretches, ascending, each of which can be decoded at any time."""
 
-    each: Sequence[Piece]
+    each: Sequence[Stretch]
 
-    def mapped(self, function: Callable[[pa.Table], pa.Table]) -> Pieces:
-        """The run with the function applied to each piece as it is decoded."""
-        return Pieces([Piece(lower, _then(load, function)) for lower, load in self.each])
+    def mapped(self, function: Callable[[pa.Table], pa.Table]) -> Run:
+        """The run with the function applied to each stretch as it is decoded."""
+        return Run([Stretch(lower, _then(load, function)) for lower, load in self.each])
 
 
 def _then(
@@ -49,13 +49,13 @@ def _then(
     return lambda: function(load())
 
 
-def in_turn(runs: Sequence[Pieces], env: Env, *, ahead: int) -> list[Iterator[pa.RecordBatch]]:
-    """The rows of each run, to be exhausted before the next; `ahead` pieces are decoded already.
+def in_turn(runs: Sequence[Run], env: Env, *, ahead: int) -> list[Iterator[pa.RecordBatch]]:
+    """The rows of each run, to be exhausted before the next; `ahead` stretches are decoded already.
 
     Many runs are short: to read ahead within each would be to wait at each.
     """
-    pieces = ((number, piece) for number, run in enumerate(runs) for piece in run.each)
-    tables = env.stream(lambda item: (item[0], item[1].load()), pieces, ahead=ahead)
+    stretches = ((number, stretch) for number, run in enumerate(runs) for stretch in run.each)
+    tables = env.stream(lambda item: (item[0], item[1].load()), stretches, ahead=ahead)
     following = next(tables, None)
 
     def of(number: int) -> Iterator[pa.RecordBatch]:
@@ -69,7 +69,7 @@ def in_turn(runs: Sequence[Pieces], env: Env, *, ahead: int) -> list[Iterator[pa
 
 
 def merged(
-    runs: Sequence[Pieces],
+    runs: Sequence[Run],
     codec: KeyCodec,
     *,
     then: Sequence[str],
@@ -80,7 +80,7 @@ def merged(
 ) -> Iterator[pa.RecordBatch]:
     """All rows by full key, then by the columns `then`; equal ones in the order of their runs.
 
-    Where a piece of each run is more than `memory_bytes`, or few keys have too many rows, what is
+    Where a stretch of each run is more than `memory_bytes`, or few keys have too many rows, what is
     left by then goes through `otherwise`, which has to sort it.
     """
     frontier = _Frontier(runs, codec, env, memory_bytes, threads)
@@ -97,26 +97,26 @@ def merged(
         yield from otherwise(left)
 
 
-class _Held(NamedTuple):
-    """What is left of a piece."""
+class _Rest(NamedTuple):
+    """What is left of a stretch."""
 
     rows: pa.Table
     size: int
-    """Bytes of the whole piece: all of it is in memory as long as any of its rows is."""
+    """Bytes of the whole stretch: all of it is in memory as long as any of its rows is."""
 
 
 class _Frontier:
     """What is decoded and did not go out yet."""
 
     def __init__(
-        self, runs: Sequence[Pieces], codec: KeyCodec, env: Env, memory_bytes: int, threads: int
+        self, runs: Sequence[Run], codec: KeyCodec, env: Env, memory_bytes: int, threads: int
     ) -> None:
         self._runs = runs
         self._codec = codec
         self._env = env
         self._memory_bytes = memory_bytes
         self._ahead = threads + 2
-        self._held: list[list[_Held]] = [[] for _ in runs]
+        self._held: list[list[_Rest]] = [[] for _ in runs]
         self._loaded = [0] * len(runs)
         self._full = False
         self._row_bytes = 0.0
@@ -124,13 +124,13 @@ class _Frontier:
     def rounds(self) -> Iterator[list[pa.Table]]:
         """What goes out, bit by bit, until all did or too much is held."""
         order = sorted(
-            (piece.lower, number, at)
+            (stretch.lower, number, at)
             for number, run in enumerate(self._runs)
-            for at, piece in enumerate(run.each)
+            for at, stretch in enumerate(run.each)
         )
-        pieces = self._env.stream(self._load, order, ahead=self._ahead)
+        stretches = self._env.stream(self._load, order, ahead=self._ahead)
         fresh = rows = size = 0
-        for count, (number, held) in enumerate(pieces, 1):
+        for count, (number, held) in enumerate(stretches, 1):
             self._loaded[number] += 1
             if held.rows.num_rows:
                 self._held[number].append(held)
@@ -149,17 +149,17 @@ class _Frontier:
         self._held = [[] for _ in self._runs]
         yield from self._divided(rest)
 
-    def _load(self, place: tuple[bytes, int, int]) -> tuple[int, _Held]:
+    def _load(self, place: tuple[bytes, int, int]) -> tuple[int, _Rest]:
         _, number, at = place
         table = self._runs[number].each[at].load()
-        return number, _Held(table, table.nbytes)
+        return number, _Rest(table, table.nbytes)
 
     def left(self) -> Iterator[pa.RecordBatch] | None:
         """All rows that did not go out, run by run; None: there are none."""
         if not self._full:
             return None
         held = [[held.rows for held in run] for run in self._held]
-        rest = [Pieces(run.each[at:]) for run, at in zip(self._runs, self._loaded, strict=True)]
+        rest = [Run(run.each[at:]) for run, at in zip(self._runs, self._loaded, strict=True)]
         self._held = []
         further = in_turn(rest, self._env, ahead=self._ahead)
         return chain.from_iterable(
@@ -174,7 +174,7 @@ class _Frontier:
         """Takes what is below, in the order of the runs."""
         taken: list[pa.Table] = []
         for number, run in enumerate(self._held):
-            kept: list[_Held] = []
+            kept: list[_Rest] = []
             for held in run:
                 at = 0 if kept else locate(held.rows, bound, self._codec)
                 if at:
@@ -185,7 +185,7 @@ class _Frontier:
         return taken
 
     def _divided(self, tables: list[pa.Table]) -> Iterator[list[pa.Table]]:
-        """The rows in pieces of about a round, each with all rows of its keys, ascending."""
+        """The rows in portions of about a round, each with all rows of its keys, ascending."""
         size = self._row_bytes * sum(table.num_rows for table in tables)
         count = int(size * _ROUNDS / self._memory_bytes)
         if count > 1:

@@ -19,7 +19,7 @@ from strandline.env import RealEnv
 from strandline.parts.keys import KeyCodec
 from strandline.parts.rows.adjacent import order_of
 from strandline.parts.rows.compact import merge_compact
-from strandline.parts.rows.frontier import Piece, Pieces
+from strandline.parts.rows.frontier import Run, Stretch
 from strandline.parts.rows.merge import Source, merge_read
 from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema, new_schema
@@ -79,14 +79,14 @@ class Stored:
         names = frozenset({DIFF, END}.intersection(self.rows.column_names))
         if size is None:
             return Source(self.rows, self.reference.time, part.distinct, self.reference.rows_from)
-        nothing = self.rows.slice(0, 0)  # the rows are in pieces
+        nothing = self.rows.slice(0, 0)  # the rows are in stretches
         return Source(nothing, self.reference.time, part.distinct, self.reference.rows_from, names)
 
 
-def pieces_of(stored: Stored, size: int, codec: KeyCodec) -> Pieces:
-    """Its rows in pieces of so many."""
+def stretches_of(stored: Stored, size: int, codec: KeyCodec) -> Run:
+    """Its rows in stretches of so many."""
     tables = [stored.rows.slice(at, size) for at in range(0, stored.rows.num_rows, size)]
-    return Pieces([Piece(codec.first_last(t)[0], partial(pa.table, t)) for t in tables])
+    return Run([Stretch(codec.first_last(t)[0], partial(pa.table, t)) for t in tables])
 
 
 @dataclass
@@ -158,7 +158,7 @@ class World:
             markers_from=None if split_at is None else markers_from(inputs, others),
             memory_bytes=64 << 20,
             threads=1,
-            pieces=[pieces_of(s, size or 1, self.codec) for s in chosen],
+            runs=[stretches_of(s, size or 1, self.codec) for s in chosen],
             env=ENV if size is not None else None,
         ):
             outputs[age] = rows.read_all()

@@ -1,4 +1,4 @@
-"""Sorted runs in pieces come out as one sorted run, however they are cut and whatever fits."""
+"""Sorted runs in stretches come out as one sorted run, however they are cut and whatever fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strandline.env import RealEnv
 from strandline.parts.keys import KeyCodec
-from strandline.parts.rows.frontier import Piece, Pieces, in_turn, merged
+from strandline.parts.rows.frontier import Run, Stretch, in_turn, merged
 from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import new_schema
 
@@ -28,13 +28,13 @@ def run_of(rows: list[tuple[int, int]], number: int) -> pa.Table:
     return sort_table(table, ["k", "t"])
 
 
-def pieces_of(table: pa.Table, size: int) -> Pieces:
-    """In pieces of so many rows, each with a bound as footers have it."""
+def stretches_of(table: pa.Table, size: int) -> Run:
+    """In stretches of so many rows, each with a bound as footers have it."""
     each = []
     for start in range(0, table.num_rows, size):
         rows = table.slice(start, size)
-        each.append(Piece(CODEC.encode_rows(rows, [0])[0], partial(pa.table, rows)))
-    return Pieces(each)
+        each.append(Stretch(CODEC.encode_rows(rows, [0])[0], partial(pa.table, rows)))
+    return Run(each)
 
 
 class Sorter:
@@ -67,7 +67,7 @@ def test_the_runs_come_out_in_order_whatever_fits_in_memory(
 ) -> None:
     runs = [run_of(rows, number) for number, rows in enumerate(given_rows)]
     out = merged(
-        [pieces_of(run, size) for run in runs],
+        [stretches_of(run, size) for run in runs],
         CODEC,
         then=["t"],
         env=ENV,
@@ -83,9 +83,9 @@ def test_runs_that_share_the_key_space_need_no_other_sort(threads: int) -> None:
     r = random.Random(1)
     runs = [run_of([(r.randrange(1 << 40), n) for _ in range(2_000)], n) for n in range(20)]
     sorter = Sorter()
-    memory = 24 * 20 * 100 * 3  # three pieces of each run
+    memory = 24 * 20 * 100 * 3  # three stretches of each run
     out = merged(
-        [pieces_of(run, 100) for run in runs],
+        [stretches_of(run, 100) for run in runs],
         CODEC,
         then=["t"],
         env=ENV,
@@ -111,7 +111,7 @@ def test_a_key_with_more_rows_than_fit_goes_the_other_way() -> None:
     runs = [run_of([(7, t) for t in range(500)], n) for n in range(4)]
     sorter = Sorter()
     out = merged(
-        [pieces_of(run, 50) for run in runs],
+        [stretches_of(run, 50) for run in runs],
         CODEC,
         then=["t"],
         env=ENV,
@@ -125,17 +125,17 @@ def test_a_key_with_more_rows_than_fit_goes_the_other_way() -> None:
 
 def test_runs_in_turn_give_each_its_own_rows() -> None:
     runs = [run_of([(k, n) for k in range(n * 5)], n) for n in range(4)]
-    streams = in_turn([pieces_of(run, 3) for run in runs], ENV, ahead=2)
+    streams = in_turn([stretches_of(run, 3) for run in runs], ENV, ahead=2)
     for run, batches in zip(runs, streams, strict=True):
         assert pa.Table.from_batches(batches, SCHEMA.arrow).equals(run)
 
 
-def test_what_a_piece_raises_is_raised() -> None:
+def test_what_a_stretch_raises_is_raised() -> None:
     def fail() -> pa.Table:
         raise ValueError("damaged")
 
     out = merged(
-        [Pieces([Piece(b"", fail)])],
+        [Run([Stretch(b"", fail)])],
         CODEC,
         then=["t"],
         env=ENV,
