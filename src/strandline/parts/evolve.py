@@ -59,7 +59,7 @@ class Mapping:
 
     def _columns(self, data: pa.Table) -> list[Any]:
         if self._as_stored:
-            return data.columns  # type: ignore[no-any-return]
+            return data.columns  # type: ignore[no-any-return]  # pyarrow has no types
         columns = []
         for field, source in zip(self.arrow, self._sources, strict=True):
             if source is None:

@@ -8,17 +8,16 @@ and one `bisect` serves every key type.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 
 from strandline.errors import SchemaMismatch, UsageError
-from strandline.parts.keytypes import OFFSET, key_type, outside
+from strandline.parts.keytypes import OFFSET, key_type
 from strandline.parts.plain import int64s, numbers_of
 from strandline.parts.schema import TableSchema
 from strandline.state.model import Interval
@@ -288,60 +287,3 @@ class KeyRange:
             return Interval(lower, None)
         upper = codec.encode(self.upper)
         return Interval(lower, successor(upper) if self.closed else upper)
-
-    def expression(self, schema: TableSchema) -> pc.Expression | None:
-        """The same range as a filter for Arrow datasets; None if it is everything."""
-        result = self._condition([pc.field(name) for name in schema.keys], schema)
-        return pc.scalar(False) if result is False else result  # noqa: FBT003  a value
-
-    def mask(
-        self, table: pa.Table | pa.RecordBatch, schema: TableSchema
-    ) -> pa.BooleanArray | pa.ChunkedArray | None:
-        """For each row of a table, sorted or not, whether it is in the range; None: all are."""
-        result = self._condition([table.column(name) for name in schema.keys], schema)
-        return pa.repeat(result, table.num_rows) if result is False else result
-
-    def _condition(self, columns: list[Any], schema: TableSchema) -> Any:
-        """What `_beyond` says of both ends; None for True."""
-        kinds = [schema.arrow.field(name).type for name in schema.keys]
-        result: Any = True
-        if self.lower:
-            result = _beyond(columns, kinds, self.lower, pc.greater, pc.greater_equal)
-        if self.upper is not None:
-            last = pc.less_equal if self.closed else pc.less
-            result = _both(result, _beyond(columns, kinds, self.upper, pc.less, last))
-        return None if result is True else result
-
-
-def _beyond(
-    columns: list[Any],
-    kinds: list[pa.DataType],
-    values: tuple[Any, ...],
-    strict: Callable[[Any, Any], Any],
-    last: Callable[[Any, Any], Any],
-) -> Any:
-    """Whether the columns are lexicographically beyond `values`; `last` compares the last value.
-
-    The columns are arrays or expressions, and the result is one or a plain bool.
-    """
-    if not values:  # the empty prefix begins every key
-        return last is pc.less_equal
-    column, kind, value = columns[0], kinds[0], values[0]
-    side = outside(kind, value)
-    if side:
-        return (side > 0) == (strict is pc.less)
-    scalar = pa.scalar(value, kind)
-    if len(values) == 1:
-        return last(column, scalar)
-    rest = _beyond(columns[1:], kinds[1:], values[1:], strict, last)
-    equal = _both(rest, pc.equal(column, scalar))
-    return strict(column, scalar) if equal is False else pc.or_kleene(strict(column, scalar), equal)
-
-
-def _both(a: Any, b: Any) -> Any:
-    """`a` and `b`, each an array, an expression or a bool."""
-    if a is False or b is False:
-        return False
-    if a is True:
-        return b
-    return a if b is True else pc.and_kleene(a, b)

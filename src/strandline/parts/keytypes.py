@@ -59,15 +59,15 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    return column.to_pylist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def _days(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    return column.cast(pa.int32()).to_pylist()  # type: ignore[no-any-return]
+    return column.cast(pa.int32()).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def _units(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def _encode_int(value: int) -> bytes:

@@ -91,7 +91,7 @@ class TableSchema:
 
     def to_bytes(self) -> bytes:
         """The Arrow schema, serialised: what `TableVersion.schema` holds."""
-        return self.arrow.serialize().to_pybytes()  # type: ignore[no-any-return]
+        return self.arrow.serialize().to_pybytes()  # type: ignore[no-any-return]  # pyarrow has no types
 
     @classmethod
     def from_version(cls, version: TableVersion) -> TableSchema:

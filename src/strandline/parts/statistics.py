@@ -32,7 +32,6 @@ __all__ = [
     "StatisticsBuilder",
     "decode_statistics",
     "may_match",
-    "statistics_of",
 ]
 
 _VERSION = 1
@@ -132,13 +131,6 @@ class StatisticsBuilder:
         # Scalars to an array without passing through Python, whose times have narrower limits.
         found = pc.min_max(pa.concat_arrays([pa.repeat(bound, 1) for bound in bounds]))
         return [found["min"], found["max"]]
-
-
-def statistics_of(table: pa.Table, schema: TableSchema, columns_max: int) -> bytes:
-    """The statistics of the keys and the first `columns_max` columns of a table's rows."""
-    builder = StatisticsBuilder(schema, columns_max)
-    builder.add(table)
-    return builder.to_bytes()
 
 
 def decode_statistics(data: bytes, schema: TableSchema) -> dict[str, ColumnStats]:

@@ -19,7 +19,6 @@ from strandline.parts.statistics import (
     StatisticsBuilder,
     decode_statistics,
     may_match,
-    statistics_of,
 )
 from strandline.settings import Settings
 from tests.unit.parts.files.test_part import Store
@@ -44,6 +43,13 @@ def table_of(values: list[Any], kind: pa.DataType) -> pa.Table:
         [pa.array(range(len(values)), pa.int64()), pa.array(values, kind)],
         schema=schema_of(kind).arrow,
     )
+
+
+def statistics_of(table: pa.Table, schema: TableSchema, columns_max: int) -> bytes:
+    """The statistics of the keys and the first `columns_max` columns of a table's rows."""
+    builder = StatisticsBuilder(schema, columns_max)
+    builder.add(table)
+    return builder.to_bytes()
 
 
 OPS: dict[str, Callable[[Any, Any], Any]] = {

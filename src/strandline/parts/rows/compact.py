@@ -99,7 +99,7 @@ def merge_compact(
         raise ValueError("history is merged with a time to split at, or left out")
     if split_at is not None and split_at < since:
         raise ValueError(f"splitting at {split_at} is of no use for reads from {since} on")
-    work = _Work(schema, DIFF in names, ended, memory_bytes, threads)
+    work = _Work(schema, memory_bytes, threads, marked=DIFF in names, ended=ended)
     if env is None:
         ordered = work.ordered(sources, bounds)
     else:
@@ -128,9 +128,9 @@ def _apart(ordered: Iterator[tuple[pa.RecordBatch, _Ages]], work: _Work) -> Iter
 
         arrow = work.schema.stored(time=True)
         yield Aged("current", pa.RecordBatchReader.from_batches(arrow, current(arrow)))
-        for age, spool in (("history", history), ("newer", newer)):
-            rows = pa.RecordBatchReader.from_batches(spool.arrow, spool.batches())
-            yield Aged(age, rows)  # type: ignore[arg-type]
+        rest: Sequence[tuple[Age, Spool]] = (("history", history), ("newer", newer))
+        for age, spool in rest:
+            yield Aged(age, pa.RecordBatchReader.from_batches(spool.arrow, spool.batches()))
 
 
 def _columns_of_ours(sources: Iterable[Source]) -> set[str]:
@@ -193,10 +193,11 @@ class _Work:
     def __init__(
         self,
         schema: TableSchema,
-        marked: bool,  # noqa: FBT001
-        ended: bool,  # noqa: FBT001
         memory_bytes: int,
         threads: int,
+        *,
+        marked: bool,
+        ended: bool,
     ) -> None:
         self.schema = schema
         self.marked = marked
@@ -266,7 +267,7 @@ class _Work:
 
     def _sorted(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """The rows by full key, then time; of one time those that come later come last."""
-        return sort_stream(  # type: ignore[no-any-return]
+        return sort_stream(  # type: ignore[no-any-return]  # pyarrow has no types
             rows,
             self.schema.keys,
             then=[TIME],

@@ -283,8 +283,8 @@ def _by_retraction(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, pa.T
 
 def _flags(mask: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
     if isinstance(mask, pa.ChunkedArray):
-        return mask.to_numpy()  # type: ignore[no-any-return]
-    return mask.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        return mask.to_numpy()  # type: ignore[no-any-return]  # pyarrow has no types
+    return mask.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def sums(table: pa.Table) -> pa.Table:
@@ -337,7 +337,7 @@ def _sum_query(passage: Passage) -> str:
     diff = passage.column(DIFF)
     others = [name for name in passage.names if name != diff]
     return (
-        f"SELECT {', '.join(others)}, {total_of(diff)} AS {diff} FROM source "  # noqa: S608
+        f"SELECT {', '.join(others)}, {total_of(diff)} AS {diff} FROM source "  # noqa: S608  names of ours
         f"GROUP BY {', '.join(others)} HAVING sum({diff}) <> 0"
     )
 

@@ -122,7 +122,7 @@ def sort_stream(
         batches = _numbered(batches, arrow)
     passage = Passage(arrow)
     order = [*keys, *then, *([_ORDINAL] if stable else [])]
-    query = f"SELECT * FROM source ORDER BY {', '.join(passage.columns(order))}"  # noqa: S608
+    query = f"SELECT * FROM source ORDER BY {', '.join(passage.columns(order))}"  # noqa: S608  names of ours
     reader = stream(batches, passage, query, memory_bytes=memory_bytes, threads=threads)
     if not stable:
         return reader

@@ -28,7 +28,7 @@ class Spool(Closing):
     def __init__(self, arrow: pa.Schema) -> None:
         self.arrow = arrow
         # It has no name from the start, so that nothing is left behind however this process ends.
-        self._file = tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES)  # noqa: SIM115
+        self._file = tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES)  # noqa: SIM115  closed in `close`
         self._writer: pa.RecordBatchStreamWriter | None = None
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
@@ -63,7 +63,7 @@ class Spool(Closing):
 
     def _gathered(self) -> list[pa.RecordBatch]:
         table = pa.Table.from_batches(self._held, self.arrow)
-        return table.combine_chunks().to_batches()  # type: ignore[no-any-return]
+        return table.combine_chunks().to_batches()  # type: ignore[no-any-return]  # pyarrow has no types
 
     def _write(self) -> None:
         try:

@@ -53,7 +53,7 @@ def updates_in(
 
 def _columns(source: Source) -> list[str]:
     table: Any = source.data
-    return table.column_names  # type: ignore[no-any-return]
+    return table.column_names  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def _since(source: Source, after: int) -> pa.Table:

@@ -30,6 +30,7 @@ from strandline.settings import Settings
 from strandline.state.model import Part
 from tests.support.deadlines import within
 from tests.unit.parts.files.test_part import ENV, SCHEMA, Store, rows
+from tests.unit.parts.ranges import mask_of
 
 KEY = new_schema(pa.schema([("k", pa.int64())]), "k")
 KINDS: dict[str, Callable[[], tuple[TableSchema, pa.Table, Settings]]] = {
@@ -54,8 +55,9 @@ def paths(
     def read(columns: list[str] | None, wanted: KeyRange | None) -> Answer:
         ranges = None if wanted is None else [wanted]
         found = reader().read(part, schema, columns=columns, ranges=ranges, deadline=within(60))
-        mask = None if wanted is None else wanted.mask(table, schema)
-        expected = table if mask is None else table.filter(mask)
+        expected = table
+        if wanted is not None:
+            expected = table.filter(pa.array(mask_of(wanted, table, schema), pa.bool_()))
         return found, expected.select(columns or table.column_names)
 
     def batches(columns: list[str]) -> Answer:

@@ -24,6 +24,7 @@ from strandline.parts.statistics import decode_statistics
 from strandline.settings import Settings
 from strandline.state.model import EVERYTHING, Interval, Part
 from tests.support.deadlines import within
+from tests.unit.parts.ranges import mask_of
 from tests.unit.parts.strategies import KEYS, key_tuples, keys_schema
 
 ENV = RealEnv()
@@ -229,8 +230,7 @@ def test_exactly_the_rows_in_the_ranges_are_read(data: st.DataObject) -> None:
     mask = [inside.contains(key) for key in codec.encode_rows(table, range(100))]
     if ranges:
         wanted["ranges"] = ranges
-        masks = [r.mask(table, SCHEMA) for r in ranges]
-        lists = [[True] * 100 if m is None else m.to_pylist() for m in masks]
+        lists = [mask_of(r, table, SCHEMA) for r in ranges]
         mask = [a and any(b) for a, b in zip(mask, zip(*lists, strict=True), strict=True)]
     columns = data.draw(st.sampled_from([None, ["v"], ["s", "pos"]]))
     expected = table.filter(pa.array(mask)).select(columns or table.column_names)
