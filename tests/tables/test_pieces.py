@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,8 @@ from strandline.read.pieces import Piece
 from strandline.read.reading import Reading
 from strandline.read.want import Want
 from strandline.settings import Settings
+from strandline.shard.follower import StateRetired
+from strandline.state.plan import plan_read
 from strandline.table import Table
 from tests.tables.helpers import apply, rows
 
@@ -127,6 +130,29 @@ def test_a_part_that_was_compacted_away_is_read_where_its_rows_are_now(
     monkeypatch.setattr(table._handle.store.reader, "read", without)
     found = Reading.of(table._handle, view, Want(), deadline).table()
     assert rows(found) == expected
+
+
+def test_a_view_that_is_made_anew_twice_has_what_its_transaction_wrote(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", SCHEMA, row_keys="a", kind="keyed")
+    table.append({"a": [1, 2], "b": ["x", "y"], "v": [1, 2]})
+    apply(table)
+    retired = iter([True])
+
+    def retiring(*args: Any, **options: Any) -> object:
+        if next(retired, False):
+            raise StateRetired("its pages are gone", may_have_happened=False)
+        return plan_read(*args, **options)
+
+    with db.transaction() as tx:
+        tx["t"].append({"a": [1, 3], "b": ["z", "z"], "v": [3, 3]})
+        deadline = table._handle.deadline(None)
+        reading = Reading.of(table._handle, tx["t"]._table._view(deadline), Want(), deadline)
+        monkeypatch.setattr("strandline.read.reading.plan_read", retiring)
+        [task] = reading.tasks
+        found = reading._replanned(Piece(task, task.intervals), is_only=True)
+    assert rows(found) == [(1, "z", 3), (2, "y", 2), (3, "z", 3)]
 
 
 def test_row_groups_of_a_part_that_was_compacted_away_ask_for_another_read(db: Database) -> None:

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from strandline.errors import UsageError
-from strandline.parts.schema import TableSchema, column_id, new_schema, validate_table_name
-from strandline.state.model import TableVersion
+from strandline.parts.schema import (
+    DIFF,
+    END,
+    TIME,
+    TableSchema,
+    column_id,
+    new_schema,
+    own_columns,
+    validate_table_name,
+    without_plain_diff,
+)
+from strandline.state.model import Part, TableVersion
 
 PLAIN = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("v", pa.float64())])
 
@@ -102,3 +114,20 @@ def test_names_as_people_have_them_are_taken(name: str) -> None:
 def test_names_that_confuse_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         validate_table_name(name)
+
+
+def test_a_diff_that_says_of_every_row_that_it_was_added_once_is_left_out() -> None:
+    arrow = pa.schema([("k", pa.int64()), (DIFF, pa.int64())])
+    plain = pa.table({"k": [1, 2], DIFF: [1, 1]}, arrow)
+    for rows in (plain, plain.to_batches()[0]):
+        assert without_plain_diff(rows).schema.names == ["k"]
+    for diffs in ([1, -1], [1, 2]):
+        assert without_plain_diff(pa.table({"k": [1, 2], DIFF: diffs}, arrow)).num_columns == 2
+    assert without_plain_diff(plain.select(["k"])).num_columns == 1
+
+
+def test_a_part_tells_which_columns_of_ours_it_has() -> None:
+    part = Part("key", size=1, rows=1, lower=b"a", upper=b"b")
+    assert own_columns(part) == []
+    assert own_columns(replace(part, time_min=1, time_max=2, has_diff=True)) == [TIME, DIFF]
+    assert own_columns(replace(part, time_min=1, time_max=2, has_end=True)) == [TIME, END]
