@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
@@ -96,14 +96,8 @@ class TableSchema:
     @classmethod
     def from_version(cls, version: TableVersion) -> TableSchema:
         """The schema that a version of a table has."""
-        return _of_version(version)
-
-
-@lru_cache(maxsize=1_024)
-def _of_version(version: TableVersion) -> TableSchema:
-    # Made once, because every read of a table starts from it.
-    arrow = pa.ipc.read_schema(pa.BufferReader(version.schema))
-    return TableSchema(arrow, version.row_keys, version.sort_keys, version.kind, version.version)
+        arrow = pa.ipc.read_schema(pa.BufferReader(version.schema))
+        return cls(arrow, version.row_keys, version.sort_keys, version.kind, version.version)
 
 
 def column_id(field: pa.Field) -> int:

@@ -400,7 +400,7 @@ def reading_of(
     """The read of a table; None as `as_of` is the latest time."""
     view = view_of(handle.store, version.table, as_of, deadline)
     # Columns are those of the version that was planned with.
-    view = replace(view, version=version, schema=typed(version)[0])
+    view = replace(view, version=version)
     return Reading.of(handle, view, want, deadline)
 
 

@@ -16,6 +16,7 @@ from strandline.errors import UsageError
 from strandline.parts.files.inline import decode_inline
 from strandline.parts.keys import KeyCodec, clip
 from strandline.parts.schema import TableSchema
+from strandline.parts.typed import typed
 from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.codec import LogRecord, decode_rollup
@@ -158,9 +159,9 @@ def partitions(handle: Handle, table: str, as_of: int | None, deadline: Deadline
     by_leaf: dict[int, list[ReadTask]] = {leaf.id: [] for leaf in leaves}
     for task in tasks:
         by_leaf[task.leaf.id].append(task)
-    codec = KeyCodec(view.schema)
+    schema, codec = typed(view.version)
     quantiles = partial(handle.store.reader.quantiles, deadline=deadline)
-    rows = [_partition(leaf, by_leaf[leaf.id], view.schema, codec, quantiles) for leaf in leaves]
+    rows = [_partition(leaf, by_leaf[leaf.id], schema, codec, quantiles) for leaf in leaves]
     return pa.Table.from_pylist(rows, schema=PARTITIONS)
 
 
@@ -243,7 +244,7 @@ def parts(handle: Handle, table: str, as_of: int | None, deadline: Deadline) -> 
     references: list[Reference] = view.data.ask(
         lambda state: [r for _, r in state.references.range()]
     )
-    codec = KeyCodec(view.schema)
+    codec = typed(view.version)[1]
     rows = [
         _part(
             f"leaf {r.leaf}" if r.leaf else "L0",
@@ -293,7 +294,7 @@ def planned(
         version = view.version
         if names is None and property_of(version, "online") != "true":
             continue
-        codec = KeyCodec(view.schema)
+        codec = typed(version)[1]
         jobs = view.data.ask(_planner(version, strategy))
         rows += [_job(version.name, job, codec) for job in jobs]
     return pa.Table.from_pylist(rows, schema=JOBS)

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption
-from strandline.parts.schema import TableSchema
 from strandline.shard.look import Look
 from strandline.state.model import Entry, Interval, TableVersion
 from strandline.times import told
@@ -27,7 +26,6 @@ class View:
     """One table as of one time: all that a read needs, and nothing that can change under it."""
 
     version: TableVersion
-    schema: TableSchema
     data: Look
     """A look at the data shard."""
     entries: tuple[Entry, ...]
@@ -131,7 +129,7 @@ def view_at(
             f"{version.name!r} still keeps; a longer retention property keeps more"
         )
     entries = store.txns.overlay(look, version.table, upper, as_of)
-    return View(version, TableSchema.from_version(version), data, entries, as_of)
+    return View(version, data, entries, as_of)
 
 
 def data_for(store: Store, look: Look, version: TableVersion, deadline: Deadline) -> Look:
