@@ -27,7 +27,7 @@ from strandline.lease import Lease
 from strandline.location import Location
 from strandline.query import Scan
 from strandline.settings import Settings
-from strandline.sql.run import Relation
+from strandline.sql.relation import Relation
 from strandline.table import Table
 from strandline.times import Commit, Micros, Progress
 from strandline.upkeep.compaction import register_engine

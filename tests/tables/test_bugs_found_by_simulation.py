@@ -313,6 +313,6 @@ def test_history_that_is_given_up_before_sql_begins_to_read_is_told_as_such(
 
     events.append(rows((1, 1)))
     found = db.sql("SELECT * FROM events")
-    monkeypatch.setattr("strandline.sql.run.Reading.of", given_up)
+    monkeypatch.setattr("strandline.sql.tables.Reading.of", given_up)
     with pytest.raises(AsOfTooOld):
         found.fetchall()

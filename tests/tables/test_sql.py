@@ -1,5 +1,6 @@
 """SQL sees every table at one moment, writes in one transaction, and reaches nothing else."""
 
+import inspect
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from strandline.database import Database
 from strandline.errors import UnknownTable, UsageError
+from strandline.sql.relation import Relation
 from strandline.table import Table
 from strandline.times import Commit
 from tests.tables.helpers import apply, rows
@@ -303,3 +305,30 @@ def test_a_result_takes_another_by_name_and_can_be_copied(two: Database) -> None
     assert found.union(other).fetchall() == [(1,), (1,)]
     assert copy(found).fetchall() == [(1,)]
     assert not hasattr(found, "__array__")
+
+
+def test_a_result_has_all_that_duckdbs_has_under_the_same_names(two: Database) -> None:
+    found = two.sql("SELECT k FROM t ORDER BY k")
+    theirs = type(vars(found)["_relation"])
+    for name in (name for name in dir(theirs) if not name.startswith("_")):
+        assert name in {"type", "shape"} or getattr(found, name) is not None
+        ours = vars(Relation).get(name)
+        if inspect.isfunction(ours) and name != "show":  # which takes what DuckDB's takes
+            assert _parameters(ours) == _parameters(getattr(theirs, name))
+
+
+def _parameters(method: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    given = inspect.signature(method).parameters.values()
+    return [(each.name, each.kind, each.default) for each in given]
+
+
+def test_what_is_not_written_out_of_a_result_works(two: Database) -> None:
+    found = two.sql("SELECT k, v FROM t")
+    assert found.max("k").fetchall() == [(3,)]
+    assert found.order("k DESC").limit(1, 1).columns == ["k", "v"]
+    assert found["k"].distinct().order("k").fetchall() == [(1,), (2,), (3,)]
+    assert list(found.select("k").order("k").iter_rows(2)) == [(1,), (2,), (2,), (3,)]
+    assert found.aggregate("sum(v)").fetchall() == [(7.5,)]
+    assert found.shape == (4, 2)
+    assert [str(kind) for kind in found.types] == ["BIGINT", "DOUBLE"]
+    assert found.arrow().read_all().num_rows == 4

@@ -1,27 +1,21 @@
-"""SQL over a whole database: DuckDB asks, our own readers answer.
-
-Each table named in a statement is given to DuckDB as a dataset of ours, which it asks for just the
-columns and rows that it needs. So page checksums are verified and commits that are not applied yet
-are seen, which DuckDB, left with the files, would do neither of.
-"""
+"""SQL over a whole database: DuckDB asks, our own readers answer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
-from strandline.engine.conditions import ArrowCondition, SqlCondition
+from strandline.engine.conditions import SqlCondition
 from strandline.engine.copying import Rows, columns_named, copied_from, copy_to
 from strandline.engine.duck import (
     Duck,
     Failures,
     bounded,
-    busy_errors,
     drained,
     instance,
     quoted,
@@ -43,108 +37,25 @@ from strandline.errors import UsageError
 from strandline.parts.schema import TableSchema
 from strandline.parts.typed import typed
 from strandline.read.reading import Reading
-from strandline.read.want import Want, arrow_of
+from strandline.read.want import Want
+from strandline.sql.relation import Relation
+from strandline.sql.tables import BATCH_ROWS, Tables, batches_of, register
 from strandline.state.commands import Write
 from strandline.state.model import Batch, TableVersion
 from strandline.times import Commit
 from strandline.txn.handle import Handle
-from strandline.txn.staging import Staging
-from strandline.txn.txns import named
-from strandline.txn.view import View, views
+from strandline.txn.view import View
 from strandline.write.commit import Pending, WriteOptions, build, commit_computed, commit_writes
 from strandline.write.edits import delete_rows, update_rows
 
-__all__ = ["Relation", "run_sql"]
+__all__ = ["run_sql"]
 
 A = TypeVar("A")
-
-_BATCH_ROWS = 131_072
-
-
-class Relation:
-    """The result of a query: DuckDB's relation, with the connection that it needs kept open.
-
-    Everything that DuckDB's relation has: `fetchall()`, `df()`, `pl()`, `arrow()`,
-    `filter(…)`, `show()`, and so on. It may be read many times, from one thread at a time, and
-    gives the same rows each time, for as long as the tables keep what they were then. While a
-    reader of it is open, other calls that compute rows are a `UsageError`. Each such call has the
-    whole timeout of the query for itself, and so has each batch of a stream; `DeadlineExceeded`
-    when it is over.
-    """
-
-    def __init__(
-        self, relation: Any, cursor: Duck, failures: Failures, what: str, deadline: Deadline
-    ) -> None:
-        self._relation = relation
-        self._cursor = cursor
-        self._failures = failures
-        self._what = what
-        self._deadline = deadline
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copies or pickles asks before there is anything
-            raise AttributeError(f"a Relation has no {name}")
-        if isinstance(getattr(type(self._relation), name, None), property):
-            return self._run(lambda: getattr(self._relation, name))
-        found = getattr(self._relation, name)
-        return self._guarded(found) if callable(found) else found
-
-    def __getitem__(self, name: str) -> Any:
-        return self._wrapped(self._relation[name])
-
-    def __len__(self) -> int:
-        return self._run(lambda: len(self._relation))
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return iter(self.fetchall())
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.to_arrow_reader(_BATCH_ROWS).__arrow_c_stream__(requested_schema)
-
-    def __repr__(self) -> str:
-        return self._run(lambda: repr(self._relation))
-
-    def _guarded(self, method: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            plain = [_plain(given) for given in args]
-            named = {name: _plain(given) for name, given in options.items()}
-            return self._wrapped(self._run(lambda: method(*plain, **named)))
-
-        return call
-
-    def _run(self, function: Callable[[], A]) -> A:
-        try:
-            with self._failures.told(self._what):
-                return bounded(function, [self._cursor], self._deadline.again(), self._what)
-        except busy_errors() as error:
-            raise UsageError(
-                f"{self._what} is being read, by a reader that is not at its end or by another "
-                "thread: take all that the reader gives, or let go of it (to close it is not "
-                "enough), or run db.sql once for each"
-            ) from error
-
-    def _wrapped(self, result: Any) -> Any:
-        if type(result) is type(self._relation):
-            return Relation(result, self._cursor, self._failures, self._what, self._deadline)
-        if isinstance(result, pa.RecordBatchReader):
-            return pa.RecordBatchReader.from_batches(result.schema, self._following(result))
-        if isinstance(result, Iterator):
-            return self._following(result)
-        return result
-
-    def _following(self, result: Iterator[Any]) -> Iterator[Any]:
-        with self._failures.told(self._what):
-            yield from drained(result, [self._cursor], self._deadline.again, self._what)
-
-
-def _plain(given: Any) -> Any:
-    """What takes another relation takes DuckDB's."""
-    return vars(given)["_relation"] if isinstance(given, Relation) else given
 
 
 def run_sql(
     handle: Handle,
-    text: Any,
+    text: object,
     as_of: int | None,
     deadline: Deadline,
     transaction: Pending | None = None,
@@ -152,8 +63,8 @@ def run_sql(
     """Runs one statement as of a time (None: the latest), or within a transaction."""
     if not isinstance(text, str):
         raise UsageError(f"{text!r} is no SQL: pass a string")
-    tables = _Tables(handle, as_of, deadline, transaction)
-    versions = _named(tables.known(), text)
+    tables = Tables(handle, as_of, deadline, transaction)
+    versions = tables.named_in(text)
     kind, text = _statement(text, versions)
     if kind in {"SELECT", "EXPLAIN"}:
         return _query(handle, text, tables.views(versions), deadline)
@@ -177,52 +88,6 @@ _INSTEAD = {
     "TRANSACTION": "transactions are `with db.transaction() as tx`, with tx.sql(…) in it",
     "DROP": "tables are dropped by drop_table",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """The tables that a statement may name, and how they look to it."""
-
-    handle: Handle
-    as_of: int | None
-    deadline: Deadline
-    transaction: Pending | None
-
-    def known(self) -> list[TableVersion]:
-        """All of them."""
-        if self.transaction is not None:
-            return self.transaction.tables()
-        txns = self.handle.store.txns
-        look = txns.look(self.deadline)
-        return txns.tables(look, self.as_of)
-
-    def views(self, versions: Sequence[TableVersion], as_of: int | None = None) -> list[View]:
-        """Some of them, all at one time: `as_of`, or the statement's."""
-        if self.transaction is not None:
-            while True:
-                opened = [self.transaction.view(v.table, self.deadline) for v in versions]
-                # As long as it has read nothing, a table with a short retention moves it on.
-                if len({view.as_of for view in opened}) <= 1:
-                    return opened
-        moment = self.as_of if as_of is None else as_of
-        names = [version.name for version in versions]
-        return views(self.handle.store, names, moment, self.deadline)
-
-    def options(self, operation: str) -> WriteOptions:
-        """The options of a write."""
-        if self.transaction is not None:
-            return self.transaction.options(operation, self.deadline)
-        store = self.handle.store
-        store.check_writable()
-        return WriteOptions(operation, None, {}, self.deadline, Staging(store, self.deadline))
-
-
-def _named(versions: Sequence[TableVersion], text: str) -> list[TableVersion]:
-    """The tables that the text may name. A column of the same name opens one too many."""
-    names = names_in(text)
-    if names & {"show", "information_schema", "duckdb_tables", "duckdb_columns", "duckdb_views"}:
-        return list(versions)
-    return [version for version in versions if version.name.casefold() in names]
 
 
 def _statement(text: str, versions: Sequence[TableVersion]) -> tuple[str, str]:
@@ -259,12 +124,12 @@ def _query(handle: Handle, text: str, opened: Sequence[View], deadline: Deadline
         raise
 
 
-def _copy_to(tables: _Tables, versions: Sequence[TableVersion], copy: Copy) -> Relation:
+def _copy_to(tables: Tables, versions: Sequence[TableVersion], copy: Copy) -> Relation:
     """COPY … TO: writes the file, and gives the number of rows as DuckDB does."""
     what = f"COPY {_short(copy.source) if copy.is_query else copy.source} TO"
     rows: Rows = partial(_rows_of_query, tables, versions, copy, what)
     if not copy.is_query:
-        version = _target(tables, versions, copy.source)
+        version = tables.target(versions, copy.source)
         columns = columns_named(copy, typed(version)[0].arrow.names)
         rows = partial(_rows_of_table, tables, version, columns)
     count = copy_to(copy, rows, tables.deadline, what)
@@ -274,7 +139,7 @@ def _copy_to(tables: _Tables, versions: Sequence[TableVersion], copy: Copy) -> R
 
 
 def _rows_of_table(
-    tables: _Tables,
+    tables: Tables,
     version: TableVersion,
     columns: tuple[str, ...] | None,
     failures: Failures,
@@ -283,12 +148,12 @@ def _rows_of_table(
     """Sorted by key, as a scan has them."""
     (view,) = tables.views([version])
     reading = Reading.of(tables.handle, view, Want(columns), tables.deadline)
-    batches = failures.watched(_batches(reading, _BATCH_ROWS))
+    batches = failures.watched(batches_of(reading))
     return pa.RecordBatchReader.from_batches(reading.question.arrow, batches)
 
 
 def _rows_of_query(
-    tables: _Tables,
+    tables: Tables,
     versions: Sequence[TableVersion],
     copy: Copy,
     what: str,
@@ -301,7 +166,7 @@ def _rows_of_query(
     inner = Failures()
     with inner.told(what):
         register(cursor, tables.handle, tables.views(versions), inner, tables.deadline)
-        reader = cursor.sql(copy.source).to_arrow_reader(_BATCH_ROWS)
+        reader = cursor.sql(copy.source).to_arrow_reader(BATCH_ROWS)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with inner.told(what):
@@ -310,96 +175,9 @@ def _rows_of_query(
     return pa.RecordBatchReader.from_batches(reader.schema, failures.watched(batches()))
 
 
-def _target(tables: _Tables, versions: Sequence[TableVersion], name: str) -> TableVersion:
-    """The table of that name, in any case; UnknownTable with the names that are near."""
-    for version in versions:
-        if version.name.casefold() == name.casefold():
-            return version
-    return named(tables.known(), name)
-
-
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return repr(line if len(line) <= 80 else line[:79] + "…")
-
-
-# --- tables for DuckDB
-
-
-def register(
-    cursor: Duck, handle: Handle, opened: Sequence[View], failures: Failures, deadline: Deadline
-) -> None:
-    """Makes tables, each as of its view's time, known to a connection under their names.
-
-    What is read of them has as much time as the deadline gives, each time anew.
-    """
-    dataset = _dataset_class()
-    for view in opened:
-        cursor.register(view.version.name, dataset(handle, view, failures, deadline))
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """What DuckDB takes for a scanner of Arrow: it asks for nothing but a reader.
-
-    A real one reads ahead, without a bound, when DuckDB is slower: a table of 30 million rows took
-    1 GiB.
-    """
-
-    stream: pa.RecordBatchReader
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """The rows, as they are asked for."""
-        return self.stream
-
-
-@cache
-def _dataset_class() -> type:
-    """A class that DuckDB takes for an Arrow dataset; made when first needed.
-
-    Loading `pyarrow.dataset` takes 200 ms, which a process that runs no SQL can spare.
-    """
-    import pyarrow.dataset as ds
-
-    class TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
-        """One table as of one time. DuckDB asks for columns and rows with `scanner`."""
-
-        def __init__(
-            self, handle: Handle, view: View, failures: Failures, deadline: Deadline
-        ) -> None:
-            self._handle = handle
-            self._view = view
-            self._failures = failures
-            self._deadline = deadline
-
-        @property
-        def schema(self) -> pa.Schema:
-            return arrow_of(Want(), self._view.version)
-
-        def scanner(
-            self,
-            columns: Sequence[str] | None = None,
-            filter: Any = None,  # noqa: A002  pyarrow's word
-            batch_size: int = _BATCH_ROWS,
-            **_: Any,
-        ) -> Any:
-            schema = typed(self._view.version)[0]
-            condition = None if filter is None else ArrowCondition(filter, schema.arrow)
-            chosen = None if columns is None else tuple(columns)
-            want = Want(chosen, None, condition, ordered=False)
-            deadline = self._deadline.again()
-            with self._failures.keeping():  # what it reads may be given up by now
-                reading = Reading.of(self._handle, self._view, want, deadline)
-            batches = self._failures.watched(_batches(reading, batch_size))
-            stream = pa.RecordBatchReader.from_batches(reading.question.arrow, batches)
-            return _Scanned(stream)
-
-    return TableDataset
-
-
-def _batches(reading: Reading, rows: int) -> Iterator[pa.RecordBatch]:
-    for table in reading.tables():
-        yield from table.to_batches(max_chunksize=rows)
 
 
 # --- writes
@@ -408,7 +186,7 @@ def _batches(reading: Reading, rows: int) -> Iterator[pa.RecordBatch]:
 class _Writing:
     """One INSERT, UPDATE or DELETE."""
 
-    def __init__(self, tables: _Tables, versions: Sequence[TableVersion]) -> None:
+    def __init__(self, tables: Tables, versions: Sequence[TableVersion]) -> None:
         self._tables = tables
         self._handle = tables.handle
         self._versions = {version.name.casefold(): version for version in versions}
@@ -416,7 +194,7 @@ class _Writing:
     def run(self, statement: Insert | Update | Delete) -> Commit:
         """Commits it; it is evaluated again when what it read has changed."""
         options = self._tables.options(type(statement).__name__.lower())
-        version = _target(self._tables, list(self._versions.values()), statement.target)
+        version = self._tables.target(list(self._versions.values()), statement.target)
         if isinstance(statement, Insert):
             return self._insert(version, statement, options)
         texts = [statement.where or ""]
@@ -439,7 +217,7 @@ class _Writing:
     def copy(self, statement: Copy) -> Commit:
         """Commits the rows of files: they were read from no table, and conflict with nobody."""
         options = self._tables.options("copy")
-        version = _target(self._tables, list(self._versions.values()), statement.source)
+        version = self._tables.target(list(self._versions.values()), statement.source)
         schema = typed(version)[0]
         columns = columns_named(statement, schema.arrow.names)
         rows = copied_from(statement, schema, columns, options.deadline)
@@ -482,7 +260,7 @@ class _Writing:
 
         def begun() -> pa.RecordBatchReader:
             query = _insertion(cursor, statement, schema, types, what)
-            return cursor.sql(query).to_arrow_reader(_BATCH_ROWS)
+            return cursor.sql(query).to_arrow_reader(BATCH_ROWS)
 
         try:
             with failures.told(what):
