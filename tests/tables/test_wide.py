@@ -99,13 +99,13 @@ def test_what_an_arrow_condition_needs_is_found_in_few_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries = []
-    tried = conditions._fails
+    tried = conditions._failure
 
-    def counted(table: pa.Table, expression: pc.Expression) -> bool:
+    def counted(table: pa.Table, expression: pc.Expression) -> Exception | None:
         tries.append(table.num_columns)
         return tried(table, expression)
 
-    monkeypatch.setattr(conditions, "_fails", counted)
+    monkeypatch.setattr(conditions, "_failure", counted)
     found = conditions.ArrowCondition(pc.field("c7") > pc.field("c900"), wide(1_000).schema)
     assert found.columns == ("c7", "c900")
     assert len(tries) < 50

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline.engine.comparisons import key_ranges as ranges_of
 from strandline.engine.conditions import Condition, compile_where
-from strandline.engine.conditions import key_ranges as ranges_of
 from strandline.errors import UsageError
 from strandline.parts.keys import KeyCodec, KeyRange
 from strandline.parts.schema import DIFF, TIME, TableSchema
