@@ -60,7 +60,7 @@ def on_one_thread() -> Iterator[None]:
 
     For the whole process, so that a program can be played again step by step.
     """
-    global _on_one_thread  # noqa: PLW0603
+    global _on_one_thread  # noqa: PLW0603  it is of the process, as DuckDB is
     before, _on_one_thread = _on_one_thread, True
     try:
         yield
@@ -133,6 +133,19 @@ class Token(NamedTuple):
     kind: str
     """identifier, keyword, operator, numeric_const, string_const, comment or space."""
 
+    @property
+    def is_name(self) -> bool:
+        """Whether it may be a name."""
+        return self.kind in {"identifier", "keyword"}
+
+    @property
+    def name(self) -> str:
+        """The word without the quotes of a name."""
+        word = self.word
+        return (
+            word[1:-1].replace('""', '"') if len(word) > 1 and word[0] == word[-1] == '"' else word
+        )
+
 
 def tokens(text: str) -> list[Token]:
     """The words of a SQL text; joined again, words and gaps, they are the text."""
@@ -156,7 +169,7 @@ def _open(kind: str) -> Duck:
     import duckdb
 
     # Where DuckDB may spill; it makes the directory when it has to and removes it at the end.
-    spill = os.path.join(tempfile.gettempdir(), f"strandline-sql-{os.getpid()}")  # noqa: PTH118
+    spill = os.path.join(tempfile.gettempdir(), f"strandline-sql-{os.getpid()}")  # noqa: PTH118  as text
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,

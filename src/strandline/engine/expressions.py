@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -13,11 +14,14 @@ from strandline.errors import SchemaMismatch, UsageError
 from strandline.parts.schema import TableSchema
 
 __all__ = [
+    "ROWS",
     "Assignments",
     "Others",
+    "Tree",
     "evaluate",
     "parse_expression",
     "quote_columns",
+    "serialized",
     "sql_types",
     "walk",
 ]
@@ -41,7 +45,7 @@ class Others(Protocol):
 ROWS = "__strandline_rows"
 """What the rows that an expression is evaluated over are called, beside their alias."""
 
-ORDINAL = "__strandline_row"
+_ORDINAL = "__strandline_row"
 """Their numbers: with subqueries DuckDB may give results in another order."""
 
 
@@ -66,7 +70,7 @@ def parse_expression(
     with failures.told(f"{said} is no expression over the columns {schema.names}"):
         cursor.register(ROWS, schema.empty_table())
         # In this place DuckDB itself refuses aggregates.
-        check = f"SELECT 1 FROM {ROWS} AS {quoted(table)} WHERE (({text}\n) IS NULL)"  # noqa: S608
+        check = f"SELECT 1 FROM {ROWS} AS {quoted(table)} WHERE (({text}\n) IS NULL)"  # noqa: S608  parsed
         if others is None:
             cursor.execute(check).fetchall()
         else:
@@ -81,22 +85,18 @@ def evaluate(items: str, rows: pa.Table, table: str, said: str, others: Others |
 
     Raises `UsageError`, which begins with `said`, where an expression fails on a row.
     """
-    cursor = instance(ordered=True)
     failures = Failures()
     source = f"FROM {ROWS} AS {quoted(table)}"
-    try:
-        with failures.told(f"{said} failed on a row"):
-            if others is None:
-                cursor.register(ROWS, rows)
-                return cursor.sql(f"SELECT {items} {source}").to_arrow_table()
-            others.register(cursor, failures)
-            numbers = pa.array(range(rows.num_rows), pa.int64())
-            cursor.register(ROWS, rows.append_column(ORDINAL, numbers))
-            query = f"SELECT {items}, {ORDINAL} {source} ORDER BY {ORDINAL}"
-            found = others.bounded(lambda: cursor.sql(query).to_arrow_table(), cursor)
-            return found.drop_columns([ORDINAL])
-    finally:
-        cursor.close()
+    with closing(instance(ordered=True)) as cursor, failures.told(f"{said} failed on a row"):
+        if others is None:
+            cursor.register(ROWS, rows)
+            return cursor.sql(f"SELECT {items} {source}").to_arrow_table()
+        others.register(cursor, failures)
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        cursor.register(ROWS, rows.append_column(_ORDINAL, numbers))
+        query = f"SELECT {items}, {_ORDINAL} {source} ORDER BY {_ORDINAL}"
+        found = others.bounded(lambda: cursor.sql(query).to_arrow_table(), cursor)
+        return found.drop_columns([_ORDINAL])
 
 
 def quote_columns(text: str, columns: Iterable[str]) -> str:
@@ -115,25 +115,14 @@ def quote_columns(text: str, columns: Iterable[str]) -> str:
     return "".join(result)
 
 
-def _outside_subqueries(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, list):
-        for value in tree:
-            yield from _outside_subqueries(value)
-    elif isinstance(tree, dict):
-        yield tree
-        inner = {k: v for k, v in tree.items() if k != "subquery"}
-        yield from _outside_subqueries(list(inner.values()))
-
-
-def walk(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every node of a tree."""
+def walk(tree: Any, without: str = "") -> Iterator[Tree]:
+    """Every node of a tree; none that is under the key `without`."""
     if isinstance(tree, dict):
         yield tree
-        for value in tree.values():
-            yield from walk(value)
-    elif isinstance(tree, list):
+        tree = [value for key, value in tree.items() if key != without]
+    if isinstance(tree, list):
         for value in tree:
-            yield from walk(value)
+            yield from walk(value, without)
 
 
 def _parsed(cursor: Duck, text: str, columns: list[str], said: str) -> tuple[str, Tree]:
@@ -142,12 +131,18 @@ def _parsed(cursor: Duck, text: str, columns: list[str], said: str) -> tuple[str
     why = ""
     for candidate in dict.fromkeys([text, quote_columns(text, columns)]):
         query = f"SELECT 1 FROM {ROWS} WHERE (\n{candidate}\n)"  # noqa: S608  parsed, not run
-        answer = cursor.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-        parsed = json.loads(answer[0][0])
+        parsed = serialized(cursor, query)
         if not parsed["error"]:
             return candidate, _expression(parsed["statements"], said)
         why = parsed["error_message"]
     raise UsageError(f"{said} is no expression: {why}")
+
+
+def serialized(cursor: Duck, query: str) -> Tree:
+    """What DuckDB parses a query to: `statements`, or `error` and `error_message`."""
+    answer = cursor.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    parsed: Tree = json.loads(answer[0][0])
+    return parsed
 
 
 def _closes_what_it_opens(text: str) -> bool:
@@ -183,7 +178,7 @@ def _expression(statements: list[Tree], said: str) -> Tree:
         raise UsageError(f"{said} is a statement; pass a SQL expression over one row")
     if tree["class"] == "FUNCTION" and tree["function_name"] == "row" and not tree["arguments"]:
         raise UsageError(f"{said} is empty; leave it out or pass a SQL expression over one row")
-    for inner in _outside_subqueries(tree):
+    for inner in walk(tree, without="subquery"):
         why = _REFUSED.get(inner.get("class", ""))
         if why:
             raise UsageError(f"{said} is no expression over one row: {why}")
@@ -210,15 +205,12 @@ class Assignments:
         self._name = name
         self._others = others
         self._columns = [_column(column, schema, name) for column in values]
-        cursor = instance(ordered=True)
-        try:
+        with closing(instance(ordered=True)) as cursor:
             texts = [
                 _checked(cursor, column, text, schema, name, others)
                 for column, text in values.items()
             ]
             types = sql_types(cursor, schema.arrow)
-        finally:
-            cursor.close()
         self._items = ", ".join(
             f"CAST(({text}\n) AS {types[column]}) AS {quoted(column)}"
             for column, text in zip(self._columns, texts, strict=True)
@@ -245,7 +237,7 @@ class Assignments:
 def sql_types(cursor: Duck, schema: pa.Schema) -> dict[str, str]:
     """What DuckDB calls the types of the columns."""
     cursor.register(ROWS, schema.empty_table())
-    types = cursor.sql(f"SELECT * FROM {ROWS}").types  # noqa: S608
+    types = cursor.sql(f"SELECT * FROM {ROWS}").types  # noqa: S608  a constant
     return dict(zip(schema.names, map(str, types), strict=True))
 
 
@@ -264,7 +256,7 @@ def _column(name: Any, schema: TableSchema, table: str) -> str:
 
 
 def _checked(
-    cursor: Any,
+    cursor: Duck,
     column: str,
     text: Any,
     schema: TableSchema,

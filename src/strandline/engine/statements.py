@@ -8,13 +8,22 @@ by DuckDB again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strandline.engine.duck import Token, tokens
 from strandline.errors import UsageError
 
-__all__ = ["Copy", "Delete", "Insert", "Update", "names_in", "parse_copy", "parse_write"]
+__all__ = [
+    "Copy",
+    "Delete",
+    "Insert",
+    "Update",
+    "columns_called",
+    "names_in",
+    "parse_copy",
+    "parse_write",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +75,18 @@ class Copy:
 
 def names_in(text: str) -> set[str]:
     """Everything in a SQL text that may be the name of a table, in lower case."""
-    return {
-        _plain(token.word).casefold()
-        for token in tokens(text)
-        if token.kind in {"identifier", "keyword"}
-    }
+    return {token.name.casefold() for token in tokens(text) if token.is_name}
+
+
+def columns_called(names: Iterable[str], known: Sequence[str], what: str) -> list[str]:
+    """The table's columns of these names, in any case; `UsageError`, which begins with `what`."""
+    exact = {name.casefold(): name for name in known}
+    found = []
+    for name in names:
+        if name.casefold() not in exact:
+            raise UsageError(f"{what}: there is no column {name!r}; there are {list(known)}")
+        found.append(exact[name.casefold()])
+    return found
 
 
 def parse_write(kind: str, text: str) -> Insert | Update | Delete:
@@ -116,12 +132,12 @@ class _Words:
         if self._at >= len(self._words):
             raise UsageError(f"the statement ends where {what} should be")
         token = self._words[self._at]
-        if token.kind not in {"identifier", "keyword"}:
+        if not token.is_name:
             raise UsageError(f"{token.word!r} stands where {what} should be")
         self._at += 1
         if self.peek() == ".":
             raise UsageError(f"name {what} without a schema before it: tables are in no schema")
-        return _plain(token.word)
+        return token.name
 
     def text(self) -> str | None:
         """Takes a text in quotes, as it is written; None where there is none."""
@@ -321,10 +337,3 @@ _INSTEAD = {
     "EXISTS (SELECT 1 FROM o WHERE o.key = t.key)",
     "DELETE": "write DELETE FROM t WHERE EXISTS (SELECT 1 FROM o WHERE o.key = t.key)",
 }
-
-
-def _plain(word: str) -> str:
-    """A name without its quotes."""
-    if len(word) >= 2 and word[0] == word[-1] == '"':
-        return word[1:-1].replace('""', '"')
-    return word

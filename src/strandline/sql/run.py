@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -22,12 +22,19 @@ from strandline.engine.duck import (
     refused,
     usage_errors,
 )
-from strandline.engine.expressions import Assignments, Others, quote_columns, sql_types
+from strandline.engine.expressions import (
+    Assignments,
+    Others,
+    quote_columns,
+    serialized,
+    sql_types,
+)
 from strandline.engine.statements import (
     Copy,
     Delete,
     Insert,
     Update,
+    columns_called,
     names_in,
     parse_copy,
     parse_write,
@@ -94,8 +101,7 @@ def _statement(text: str, versions: Sequence[TableVersion]) -> tuple[str, str]:
     """What kind the one statement in the text is, and the text, keywords quoted if need be."""
     columns = [name for version in versions for name in typed(version)[0].arrow.names]
     why: Exception | None = None
-    cursor = instance(ordered=True)
-    try:
+    with closing(instance(ordered=True)) as cursor:
         for candidate in dict.fromkeys([text, quote_columns(text, columns)]):
             try:
                 found = cursor.extract_statements(candidate)
@@ -105,8 +111,6 @@ def _statement(text: str, versions: Sequence[TableVersion]) -> tuple[str, str]:
             if len(found) != 1:
                 raise UsageError(f"db.sql runs one statement, not {len(found)}; run them in turn")
             return found[0].type.name, candidate
-    finally:
-        cursor.close()
     raise refused(f"{text!r} is no SQL that DuckDB understands", why or ValueError("empty"))
 
 
@@ -335,8 +339,7 @@ def _insertion(
     cursor: Duck, statement: Insert, schema: TableSchema, types: Mapping[str, str], what: str
 ) -> str:
     """A query for the rows to insert, under the names and in the types of the table."""
-    answer = cursor.execute("SELECT json_serialize_sql(?)", [statement.query]).fetchall()
-    if json.loads(answer[0][0])["error"]:
+    if serialized(cursor, statement.query)["error"]:
         raise UsageError(f"{what}: {_short(statement.query)} is no query")
     given = cursor.sql(statement.query).columns
     names = _places(statement, given, schema, what)
@@ -344,20 +347,15 @@ def _insertion(
     items = ", ".join(
         f"CAST(c{i} AS {types[name]}) AS {quoted(name)}" for i, name in enumerate(names)
     )
-    return f"SELECT {items} FROM ({statement.query}\n) AS given({places})"  # noqa: S608
+    return f"SELECT {items} FROM ({statement.query}\n) AS given({places})"  # noqa: S608  parsed
 
 
-def _places(
-    statement: Insert, given: Sequence[str], schema: TableSchema, what: str
-) -> Sequence[str]:
+def _places(statement: Insert, given: Sequence[str], schema: TableSchema, what: str) -> list[str]:
     """The table's columns that the query's columns go to."""
-    known = {name.casefold(): name for name in schema.arrow.names}
     names = given if statement.by_name else statement.columns or schema.arrow.names
-    for name in names:
-        if name.casefold() not in known:
-            raise UsageError(f"{what}: there is no column {name!r}; there are {schema.arrow.names}")
-    if len(names) != len(given):
+    found = columns_called(names, schema.arrow.names, what)
+    if len(found) != len(given):
         raise UsageError(
-            f"{what}: the query gives {len(given)} columns, and {len(names)} are to be written"
+            f"{what}: the query gives {len(given)} columns, and {len(found)} are to be written"
         )
-    return [known[name.casefold()] for name in names]
+    return found
