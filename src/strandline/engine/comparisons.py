@@ -25,6 +25,12 @@ __all__ = ["arrow_comparisons", "key_ranges", "sql_comparisons"]
 _RANGES_MAX = 1_000
 """Key ranges that one condition is turned into at most."""
 
+_Value = bool | int | float | str | Decimal | date | datetime
+"""A constant as a value of its column's type."""
+
+_Reads = Callable[[str, pa.DataType], _Value | None]
+"""Reads a constant; None where engines might differ."""
+
 
 # --- SQL
 
@@ -71,7 +77,7 @@ def _compared(
                 yield Comparison(field.name, op, tuple(values))
 
 
-def _sql_constant(node: Tree, kind: pa.DataType) -> Any:
+def _sql_constant(node: Tree, kind: pa.DataType) -> _Value | None:
     """The constant as a value of the column's type if both engines mean the same; else None."""
     cast = ""
     if node.get("class") == "CAST" and not node["try_cast"]:
@@ -133,10 +139,7 @@ def _text(text: str, _: pa.DataType) -> str:
     return text
 
 
-_CONSTANTS: tuple[
-    tuple[Callable[[pa.DataType], bool], set[str], set[str], Callable[[str, pa.DataType], Any]],
-    ...,
-] = (
+_CONSTANTS: tuple[tuple[Callable[[pa.DataType], bool], set[str], set[str], _Reads], ...] = (
     (types.is_integer, {"INTEGER"}, {""}, _int),
     (types.is_string, {"STRING"}, {""}, _text),
     (types.is_boolean, {"BOOLEAN"}, {""}, _flag),
@@ -150,9 +153,7 @@ _CONSTANTS: tuple[
 # --- Arrow
 
 _ARROW_COMPARISON = re.compile(r"(\w+) (==|<|<=|>|>=) ([^()\[\]{}]+)")
-_ARROW_CONSTANTS: tuple[
-    tuple[Callable[[pa.DataType], bool], re.Pattern[str], Callable[[str, pa.DataType], Any]], ...
-] = (
+_ARROW_CONSTANTS: tuple[tuple[Callable[[pa.DataType], bool], re.Pattern[str], _Reads], ...] = (
     (types.is_integer, re.compile(r"(-?\d{1,20})"), _int),
     (types.is_string, re.compile(r'"([^"\\]*)"'), _text),
     (types.is_boolean, re.compile(r"(true|false)"), _flag),

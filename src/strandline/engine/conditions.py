@@ -186,7 +186,7 @@ def _plain_comparison(
     return None if value is None else Comparison(field.name, op, (value,))
 
 
-def _plain_value(found: re.Match[str], kind: pa.DataType) -> Any:
+def _plain_value(found: re.Match[str], kind: pa.DataType) -> str | float | None:
     if found["text"] is not None:
         return found["text"][1:-1].replace("''", "'") if types.is_string(kind) else None
     number = found["number"]

@@ -229,20 +229,19 @@ def copy_to(statement: Copy, rows: Rows, deadline: Deadline, what: str) -> int:
         tap = _Tap()
         cursors: list[Duck] = [tap]
 
-        def written() -> Any:
+        def written() -> int:
             reader = rows(failures, cursors)
             cursor.register(ROWS, tap.passed(reader))
-            result = cursor.execute(text).fetchall()
+            ((count,),) = cursor.execute(text).fetchall()
             tap.check()
-            return result
+            return int(count)
 
         try:
             with _written(target), failures.told(what):
-                ((count,),) = bounded(written, cursors, deadline, what)
+                return bounded(written, cursors, deadline, what)
         finally:
             for each in cursors[1:]:
                 each.close()
-    return int(count)
 
 
 class _Tap:
@@ -283,13 +282,13 @@ class _Tap:
             raise interrupted()
 
 
-def _copy(path: str, form: str, options: Mapping[str, Any]) -> str:
+def _copy(path: str, form: str, options: Mapping[str, object]) -> str:
     given = {"format": form, "use_tmp_file": False, **options}
     items = ", ".join(f"{quoted(name)} {_option(value)}" for name, value in given.items())
     return f"COPY (SELECT * FROM {ROWS}) TO {literal(path)} ({items})"  # noqa: S608  quoted
 
 
-def _option(value: Any) -> str:
+def _option(value: object) -> str:
     if value == "*":
         return "*"
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

@@ -111,7 +111,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(value: Any) -> str:
+def literal(value: object) -> str:
     """A value as SQL: None, truth, a number, text, a list, or a dict with text for keys."""
     if value is None or isinstance(value, bool):
         return str(value).lower() if value is not None else "NULL"

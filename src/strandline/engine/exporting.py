@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +21,7 @@ __all__ = ["FORMATS", "appearing", "check_target", "export", "format_of"]
 _ROW_GROUP = 122_880
 """Rows of a row group in Parquet: what others like to read at once."""
 
-Write = Callable[[pa.RecordBatch], None]
+_WriteBatch = Callable[[pa.RecordBatch], None]
 
 
 def export(
@@ -95,7 +95,7 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _parquet(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+def _parquet(sink: BinaryIO, schema: pa.Schema) -> Iterator[_WriteBatch]:
     waiting: list[pa.RecordBatch] = []
     writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
 
@@ -115,7 +115,7 @@ def _parquet(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def _csv(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+def _csv(sink: BinaryIO, schema: pa.Schema) -> Iterator[_WriteBatch]:
     try:
         writer = csv.CSVWriter(sink, schema)
     except pa.ArrowInvalid as error:
@@ -127,7 +127,7 @@ def _csv(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def _json(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
+def _json(sink: BinaryIO, schema: pa.Schema) -> Iterator[_WriteBatch]:
     with closing(instance(ordered=True)) as cursor:
 
         def write(batch: pa.RecordBatch) -> None:
@@ -143,7 +143,7 @@ def _json(sink: BinaryIO, schema: pa.Schema) -> Iterator[Write]:
         yield write
 
 
-FORMATS: dict[str, Callable[[BinaryIO, pa.Schema], AbstractContextManager[Any]]] = {
+FORMATS: dict[str, Callable[[BinaryIO, pa.Schema], AbstractContextManager[_WriteBatch]]] = {
     "csv": _csv,
     "json": _json,
     "parquet": _parquet,

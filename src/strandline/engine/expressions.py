@@ -115,7 +115,7 @@ def quote_columns(text: str, columns: Iterable[str]) -> str:
     return "".join(result)
 
 
-def walk(tree: Any, without: str = "") -> Iterator[Tree]:
+def walk(tree: object, without: str = "") -> Iterator[Tree]:
     """Every node of a tree; none that is under the key `without`."""
     if isinstance(tree, dict):
         yield tree
@@ -190,13 +190,12 @@ class Assignments:
 
     def __init__(
         self,
-        values: Mapping[str, Any],
+        values: object,
         schema: TableSchema,
         name: str,
         others: Others | None = None,
     ) -> None:
-        given: Any = values
-        if not isinstance(given, Mapping) or not given:
+        if not isinstance(values, Mapping) or not values:
             raise UsageError(
                 f'update takes a dict of columns and expressions, {{"value": "value * 2"}}, not '
                 f"{values!r}"
@@ -241,7 +240,7 @@ def sql_types(cursor: Duck, schema: pa.Schema) -> dict[str, str]:
     return dict(zip(schema.names, map(str, types), strict=True))
 
 
-def _column(name: Any, schema: TableSchema, table: str) -> str:
+def _column(name: object, schema: TableSchema, table: str) -> str:
     if name not in schema.arrow.names:
         raise UsageError(
             f"table {table!r} has no column {name!r} to update; its columns are "
@@ -258,7 +257,7 @@ def _column(name: Any, schema: TableSchema, table: str) -> str:
 def _checked(
     cursor: Duck,
     column: str,
-    text: Any,
+    text: object,
     schema: TableSchema,
     name: str,
     others: Others | None,
