@@ -205,7 +205,7 @@ class _Writing:
         if isinstance(statement, Update):
             texts += statement.values.values()
         reads = self._reads(" ".join(texts))
-        selected = _SqlSelection(self, version, statement.alias, statement.where, reads)
+        selected = _SqlSelection(self, statement.alias, statement.where, reads)
         if isinstance(statement, Delete):
             return delete_rows(self._handle, version, selected, options, self._ids(reads, version))
 
@@ -219,14 +219,14 @@ class _Writing:
         return update_rows(self._handle, version, selected, assigned, options, ids)
 
     def copy(self, statement: Copy) -> Commit:
-        """Commits the rows of files: they were read from no table, and conflict with nobody."""
+        """Commits the rows of files."""
         options = self._tables.options("copy")
         version = self._tables.target(list(self._versions.values()), statement.source)
         schema = typed(version)[0]
         columns = columns_named(statement, schema.arrow.names)
-        rows = copied_from(statement, schema, columns, options.deadline)
-        batch = build(self._handle, version, rows, options)
-        return commit_writes(self._handle, [(version, Write(version.table, batch))], options)
+        return self._add(
+            version, copied_from(statement, schema, columns, options.deadline), options
+        )
 
     def others(self, reads: Sequence[TableVersion], as_of: int, what: str) -> Others:
         """The tables that subqueries name, as of a time."""
@@ -238,15 +238,19 @@ class _Writing:
         schema = typed(version)[0]
 
         def compute(view: View) -> list[Batch]:
-            relation = self._rows(statement, schema, reads, view.as_of)
-            return [build(self._handle, view.version, relation, options)]
+            rows = self._rows(statement, schema, reads, view.as_of)
+            return [build(self._handle, view.version, rows, options)]
 
         if reads:
             ids = self._ids(reads, version)
             return commit_computed(self._handle, version.table, options, compute, ids)
-        # Rows that were read from nowhere conflict with nobody.
-        relation = self._rows(statement, schema, [], None)
-        batch = build(self._handle, version, relation, options)
+        return self._add(version, self._rows(statement, schema, [], None), options)
+
+    def _add(
+        self, version: TableVersion, rows: pa.RecordBatchReader, options: WriteOptions
+    ) -> Commit:
+        """Commits rows that were read from no table, and conflict with nobody."""
+        batch = build(self._handle, version, rows, options)
         return commit_writes(self._handle, [(version, Write(version.table, batch))], options)
 
     def _rows(
@@ -315,7 +319,6 @@ class _SqlSelection:
     """The rows for which the WHERE of a statement is true."""
 
     writing: _Writing
-    version: TableVersion
     alias: str
     where: str | None
     reads: Sequence[TableVersion]
