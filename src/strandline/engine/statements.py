@@ -94,6 +94,8 @@ def parse_write(kind: str, text: str) -> Insert | Update | Delete:
     words = _Words(_without_comments(text))
     if kind == "INSERT":
         return _insert(words)
+    if words.peek() == "WITH":
+        raise UsageError(f"WITH before {kind} is not supported; use a subquery in its place")
     return _update(words) if kind == "UPDATE" else _delete(words)
 
 
@@ -225,8 +227,6 @@ def _names(words: _Words) -> Iterator[str]:
 
 
 def _update(words: _Words) -> Update:
-    if words.peek() == "WITH":
-        raise UsageError("WITH before UPDATE is not supported; use a subquery in its place")
     words.take("UPDATE")
     target, alias = _target(words, "SET")
     if not words.take("SET"):
@@ -245,8 +245,6 @@ def _update(words: _Words) -> Update:
 
 
 def _delete(words: _Words) -> Delete:
-    if words.peek() == "WITH":
-        raise UsageError("WITH before DELETE is not supported; use a subquery in its place")
     if not words.take("DELETE", "FROM"):
         raise UsageError("write DELETE FROM the table")
     target, alias = _target(words, "WHERE")
