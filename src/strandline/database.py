@@ -18,9 +18,10 @@ from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline, retry_delays
 from strandline.errors import TransactionConflict, UnknownTable, UsageError
 from strandline.parts.schema import validate_table_name
+from strandline.reports.inside import inspect
 from strandline.reports.sessions import force_ack, sessions
 from strandline.reports.status import status
-from strandline.reports.storage import inspect, planned, shards
+from strandline.reports.storage import planned, shards
 from strandline.reports.usage import usage
 from strandline.sql.run import run_sql
 from strandline.state.commands import Split, TableChange, Write

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.database import Database
 from strandline.errors import UsageError
-from strandline.reports.storage import SUBJECTS
+from strandline.reports.inside import SUBJECTS
 from strandline.table import Table
 from tests.tables.helpers import READINGS, apply
 
