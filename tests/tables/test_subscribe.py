@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import strandline as sl
 from strandline import times
-from strandline.changes import subscription
+from strandline.changes import course, windows
 from strandline.database import Database
 from strandline.state.commands import Retain
 from strandline.table import Table
@@ -563,7 +563,7 @@ def test_an_open_subscription_keeps_the_history_that_it_needs(table: Table) -> N
 
 
 def test_the_hold_moves_along(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "_MOVE_SECONDS", 0.0)
+    monkeypatch.setattr(course, "_MOVE_SECONDS", 0.0)
     found = table.subscribe("now")
     first = table.append(arrow([row(1)]))
     assert next(found).progress.micros == first.micros
@@ -585,7 +585,7 @@ def test_a_subscription_that_is_let_go_of_holds_nothing_for_long(table: Table) -
 def test_a_named_subscription_is_kept_over_restarts_and_taken_over(
     url: str, open_database: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "_MOVE_SECONDS", 0.0)
+    monkeypatch.setattr(course, "_MOVE_SECONDS", 0.0)
     db = open_database()
     table = db.create_table("t", COLUMNS, row_keys="k", sort_keys="s")
     begun = table.append(arrow([row(1)]))
@@ -627,8 +627,8 @@ def test_a_reader_without_permission_subscribes_and_holds_nothing(
 def test_more_than_can_be_held_comes_in_several_changes_in_whole_times(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "_CHANGE_BYTES", 4_000)
-    monkeypatch.setattr(subscription, "_CHANGE_ROWS", 50)
+    monkeypatch.setattr(windows, "_CHANGE_BYTES", 4_000)
+    monkeypatch.setattr(windows, "_CHANGE_ROWS", 50)
     begun = table.append(arrow([row(0)]))
     commits = [table.append(arrow([row(n) for n in range(size)])) for size in (20, 20, 400, 3, 20)]
     apply(table)

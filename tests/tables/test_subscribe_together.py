@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.changes import subscription
+from strandline.changes import windows
 from strandline.database import Database
 from strandline.table import Table
 from tests.support.deadlines import within
@@ -159,8 +159,8 @@ def test_changes_survive_apply_tidy_and_compaction_of_one_of_the_tables(
 def test_many_changes_come_in_pieces_that_only_the_last_completes(
     db: Database, readings: Table, stock: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "_CHANGE_BYTES", 1_000)
-    monkeypatch.setattr(subscription, "_CHANGE_ROWS", 100)
+    monkeypatch.setattr(windows, "_CHANGE_BYTES", 1_000)
+    monkeypatch.setattr(windows, "_CHANGE_ROWS", 100)
     with db.subscribe(["readings", "stock"], "now", timeout=0.05) as changes:
         start = changes.progress
         many = {"sensor": list(range(1_000)), "at": [0] * 1_000}

@@ -1,4 +1,4 @@
-"""Reads what changed in one table in a span of times: in bounded pieces, by key.
+"""Reads what changed in one table in a span of times: in bounded memory, by key.
 
 The difference of snapshots. In a table of `rows`: every row with how often it was added or
 retracted at each time, net. In a `keyed` table: what each commit did to each key, an upsert or a
@@ -8,7 +8,7 @@ delete.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,8 +35,8 @@ from strandline.txn.view import View, view_at
 
 __all__ = ["Difference", "Wanted", "runs_of", "with_keys_of"]
 
-_PIECE_ROWS = 262_144
-"""Updates in a piece, at most about: as in reads, few enough to hold several."""
+_TASK_ROWS = 262_144
+"""Updates that are read at once, about: as in reads, few enough to hold several."""
 
 _LOOKUPS_MAX = 1_000
 """Keys that are looked up one by one; of more, neighbours are looked up together."""
@@ -98,12 +98,6 @@ def _array(column: Any) -> Any:
     return int64s(column) if isinstance(column, np.ndarray) else column
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    task: ChangeTask
-    intervals: tuple[Interval, ...]
-
-
 class Difference:
     """The changes of one table in a span of times. Its methods may be called from several threads.
 
@@ -125,10 +119,10 @@ class Difference:
 
     def tables(self) -> Iterator[pa.Table]:
         """The changes, sorted by full key and then time over all tables, in bounded memory."""
-        pieces = (piece for task in self._span.tasks for piece in self._pieces(task))
+        tasks = (small for task in self._span.tasks for small in self._divided(task))
         store = self._handle.store
         ahead = store.settings.threads
-        yield from store.env.stream(self._read, pieces, ahead=ahead)
+        yield from store.env.stream(self._read, tasks, ahead=ahead)
 
     def _needed(self) -> list[str]:
         """The user columns that are read."""
@@ -141,18 +135,19 @@ class Difference:
         return [name for name in names if name in needed]
 
     def _by(self) -> Deadline:
-        """Whoever takes the changes may take any time: each piece has the whole of the deadline."""
+        """Whoever takes the changes may take any time: each task has the whole of the deadline."""
         return self._deadline.again()
 
-    # --- pieces
+    # --- tasks
 
-    def _pieces(self, task: ChangeTask) -> Iterator[_Piece]:
+    def _divided(self, task: ChangeTask) -> Iterator[ChangeTask]:
+        """The task in several, by keys, of which each has few enough updates to be held."""
         steps: list[tuple[bytes, int]] = []
         sized = list(_parts_of(task))
         rows = sum(part.rows for part, _, _, _ in sized)
         rows += sum(e.batch.rows for e in task.entries if e.batch.inline)
-        if rows <= _PIECE_ROWS:
-            yield _Piece(task, task.intervals)
+        if rows <= _TASK_ROWS:
+            yield task
             return
         for part, place, _, _ in sized:
             opened = self._handle.store.reader.opened(part, self._by())
@@ -160,14 +155,14 @@ class Difference:
             for wanted in _inside(task.intervals, place):
                 steps += [(opened.separators[g], group) for g in opened.groups_in(wanted)]
         steps += [(e.batch.lower, e.batch.rows) for e in task.entries if e.batch.inline]
-        bounds: list[bytes | None] = [b"", *cuts(steps, _PIECE_ROWS), None]
+        bounds: list[bytes | None] = [b"", *cuts(steps, _TASK_ROWS), None]
         for lower, upper in pairwise(bounds):
             inside = _inside(task.intervals, Interval(lower or b"", upper))
             if inside:
-                yield _Piece(task, inside)
+                yield replace(task, intervals=inside)
 
-    def _read(self, piece: _Piece) -> pa.Table:
-        sources = [*self._from_parts(piece), *self._from_inline(piece)]
+    def _read(self, task: ChangeTask) -> pa.Table:
+        sources = [*self._from_parts(task), *self._from_inline(task)]
         updates = updates_in(sources, self._schema, after=self._after, through=self._through)
         arrow = self._wanted.arrow
         if not updates.num_rows:
@@ -179,9 +174,9 @@ class Difference:
 
     # --- reading
 
-    def _from_parts(self, piece: _Piece) -> Iterator[Source]:
-        for part, place, time, rows_from in _parts_of(piece.task):
-            inside = _inside(piece.intervals, place)
+    def _from_parts(self, task: ChangeTask) -> Iterator[Source]:
+        for part, place, time, rows_from in _parts_of(task):
+            inside = _inside(task.intervals, place)
             if not inside:
                 continue
             data = self._handle.store.reader.read(
@@ -193,14 +188,14 @@ class Difference:
             )
             yield Source(data, time, part.distinct, rows_from)
 
-    def _from_inline(self, piece: _Piece) -> Iterator[Source]:
-        for entry in piece.task.entries:
+    def _from_inline(self, task: ChangeTask) -> Iterator[Source]:
+        for entry in task.entries:
             if not entry.batch.inline:
                 continue
             data = self._handle.overlay.rows(entry, self._schema)
             place = _place(entry)
-            if _inside(piece.intervals, place) != (place,):
-                data = clip(data, piece.intervals, self._codec)
+            if _inside(task.intervals, place) != (place,):
+                data = clip(data, task.intervals, self._codec)
             if data.num_rows:
                 names = [*self._columns, *([DIFF] if entry.batch.has_diff else [])]
                 yield Source(data.select(names), entry.time, entry.batch.distinct)
