@@ -22,7 +22,6 @@ from strandline.engine.conditions import (
 from strandline.engine.expressions import quote_columns
 from strandline.errors import UsageError
 from strandline.parts.schema import TableSchema, new_schema
-from strandline.parts.statistics import Comparison
 
 ARROW = pa.schema(
     [
