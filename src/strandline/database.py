@@ -15,8 +15,8 @@ from strandline.changes.subscription import (
     subscribed_together,
 )
 from strandline.closing import Closing
-from strandline.env import LONG_SECONDS, Deadline, retry_delays
-from strandline.errors import TransactionConflict, UnknownTable, UsageError
+from strandline.env import LONG_SECONDS
+from strandline.errors import UsageError
 from strandline.parts.schema import validate_table_name
 from strandline.reports.inside import inspect
 from strandline.reports.sessions import force_ack, sessions
@@ -24,8 +24,6 @@ from strandline.reports.status import status
 from strandline.reports.storage import planned, shards
 from strandline.reports.usage import usage
 from strandline.sql.run import run_sql
-from strandline.state.commands import Split, TableChange, Write
-from strandline.state.model import TableVersion
 from strandline.table import Table, changes_wanted
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact
@@ -36,8 +34,8 @@ from strandline.upkeep.compaction import CompactionReport, compact
 from strandline.upkeep.prune import TablePrune, prune_tables
 from strandline.upkeep.splitting import SplitReport, split
 from strandline.upkeep.vacuum import TableVacuum, vacuum_database
-from strandline.write.commit import WriteOptions, build, commit_writes
-from strandline.write.ddl import name_of, new_table
+from strandline.write.commit import WriteOptions
+from strandline.write.ddl import create_table, drop_table, name_of, new_table, rename_table
 from strandline.write.staged import Staged, stage
 
 __all__ = ["Database"]
@@ -103,7 +101,7 @@ class Database(Closing):
         """
         _refuse_later(kind, aggregate=aggregate, merge=merge, keep=keep)
         options = self._options("create_table", timeout)
-        made_of = new_table(
+        new = new_table(
             self._handle.store.env,
             name,
             schema,
@@ -113,14 +111,7 @@ class Database(Closing):
             split_points,
             properties,
         )
-        version, points, data = made_of.version, made_of.points, made_of.data
-        there = self._find(name, options.deadline)
-        if there is None:
-            made = self._create(version, points, data, options, exist_ok=exist_ok)
-            if made is not None:
-                return made
-            there = self._find(name, options.deadline)  # another was first
-        return self._existing(there, version, data, options, exist_ok=exist_ok)
+        return Table(self._handle, create_table(self._handle, new, options, exist_ok=exist_ok))
 
     def table(self, name: str) -> Table:
         """The table of that name; `UnknownTable`, a `KeyError` too, names those that are near."""
@@ -141,15 +132,13 @@ class Database(Closing):
 
         With `missing_ok`, None where there is no such table.
         """
-        return self._change("drop_table", name, {}, timeout, dropped=True, missing_ok=missing_ok)
+        options = self._options("drop_table", timeout)
+        return drop_table(self._handle, name, options, missing_ok=missing_ok)
 
     def rename_table(self, name: str, to: str, *, timeout: float | None = None) -> Commit:
         """Gives a table another name, from now on. Handles on the table go on working."""
         validate_table_name(name_of(to))
-        done = self._change("rename_table", name, {"name": to}, timeout)
-        if done is None:
-            raise AssertionError("only a drop may find nothing")
-        return done
+        return rename_table(self._handle, name, to, self._options("rename_table", timeout))
 
     def __getitem__(self, name: str) -> Table:
         return self.table(name)
@@ -554,99 +543,6 @@ class Database(Closing):
                 "database itself"
             )
         return WriteOptions.of(self._handle, operation, None, None, timeout)
-
-    def _find(self, name: str, deadline: Deadline) -> TableVersion | None:
-        txns = self._handle.store.txns
-        look = txns.look(deadline)
-        try:
-            return txns.table(look, name)
-        except UnknownTable:
-            return None
-
-    def _create(
-        self,
-        version: TableVersion,
-        points: tuple[bytes, ...],
-        data: Any,
-        options: WriteOptions,
-        *,
-        exist_ok: bool,
-    ) -> Table | None:
-        """Creates the table; None if another table of its name was there first and may be."""
-        handle = self._handle
-        if points:
-            # Before the table has a name, so that nobody meets it half split.
-            split = Split(1, b"", points)
-            handle.store.data(version.table).submit(split, options.deadline)
-        writes = []
-        if data is not None:
-            batch = build(handle, version, data, options)
-            writes.append((version, Write(version.table, batch)))
-        try:
-            commit_writes(handle, writes, options, [TableChange(version, None)])
-        except UsageError:
-            if exist_ok and self._find(version.name, options.deadline) is not None:
-                return None
-            raise
-        return self.table(version.name)
-
-    def _existing(
-        self,
-        there: TableVersion | None,
-        wanted: TableVersion,
-        data: Any,
-        options: WriteOptions,
-        *,
-        exist_ok: bool,
-    ) -> Table:
-        if there is None:
-            raise TransactionConflict(
-                f"table {wanted.name!r} was dropped while it was being created; try again"
-            )
-        if not exist_ok:
-            raise UsageError(
-                f"there is a table {wanted.name!r} already; drop it first, or pass exist_ok=True"
-            )
-        for what in ("kind", "row_keys", "sort_keys", "schema"):
-            if getattr(there, what) != getattr(wanted, what):
-                raise UsageError(
-                    f"there is a table {wanted.name!r} already, with another {what}; choose "
-                    "another name or drop it first"
-                )
-        table = Table(self._handle, there)
-        if data is not None:
-            batch = build(self._handle, there, data, options)
-            commit_writes(self._handle, [(there, Write(there.table, batch))], options)
-        return table
-
-    def _change(
-        self,
-        operation: str,
-        name: str,
-        after: Mapping[str, Any],
-        timeout: float | None,
-        *,
-        dropped: bool = False,
-        missing_ok: bool = False,
-    ) -> Commit | None:
-        """Commits DDL on a table, again if others alter it at the same time."""
-        options = self._options(operation, timeout)
-        env, txns = self._handle.store.env, self._handle.store.txns
-        pauses = iter(retry_delays(env, first_seconds=0.002, most_seconds=0.25))
-        while True:
-            look = txns.look(options.deadline)
-            try:
-                version = txns.table(look, name_of(name))
-            except UnknownTable:
-                if missing_ok:
-                    return None
-                raise
-            change = TableChange(replace(version, **after), version.version, dropped)
-            try:
-                return commit_writes(self._handle, [], options, [change])
-            except TransactionConflict:
-                options.deadline.check(f"{operation} of {name!r}", may_have_happened=False)
-                env.sleep(min(next(pauses), options.deadline.remaining()))
 
 
 def _refuse_later(kind: str, **later: object) -> None:

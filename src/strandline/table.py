@@ -15,23 +15,24 @@ from strandline.changes.subscription import Subscription, seconds_of, start_of, 
 from strandline.engine.conditions import compile_where
 from strandline.engine.exporting import export
 from strandline.engine.expressions import Assignments
-from strandline.env import Deadline, retry_delays
-from strandline.errors import TransactionConflict, UsageError
+from strandline.env import Deadline
+from strandline.errors import UsageError
 from strandline.parts.keys import KeyRange
 from strandline.parts.typed import typed
 from strandline.query import Scan
 from strandline.read.reading import Reading, anew
 from strandline.read.want import Want, columns_of, want_of
 from strandline.reports.storage import partitions, parts
-from strandline.state.commands import TableChange, Write
+from strandline.state.commands import Write
 from strandline.state.model import TableVersion
 from strandline.times import Commit, datetime_of, parse_as_of
 from strandline.txn.handle import Handle, limit_of
 from strandline.txn.history import history
 from strandline.txn.holds import drop_subscription, holds_of
-from strandline.txn.properties import PROPERTIES, check_properties, property_of
+from strandline.txn.properties import PROPERTIES, property_of
 from strandline.txn.view import View, view_of
 from strandline.write.commit import Pending, WriteOptions, build, commit_writes, first_commit
+from strandline.write.ddl import set_properties
 from strandline.write.edits import Selection, delete_keys, delete_rows, overwrite, update_rows
 
 __all__ = ["Table", "changes_wanted", "register_attach"]
@@ -116,20 +117,7 @@ class Table:
     def set(self, *, timeout: float | None = None, **properties: Any) -> Commit:
         """Changes properties, those named and no others."""
         options = self._options("set", None, None, timeout)
-        checked = dict(check_properties(properties))
-        store = self._handle.store
-        pauses = iter(retry_delays(store.env, first_seconds=0.002, most_seconds=0.25))
-        while True:
-            version = self._fresh(options.deadline)
-            merged = tuple(sorted({**dict(version.properties), **checked}.items()))
-            change = TableChange(replace(version, properties=merged), version.version)
-            try:
-                return commit_writes(self._handle, [], options, [change])
-            except TransactionConflict:
-                options.deadline.check(
-                    f"setting properties of {version.name!r}", may_have_happened=False
-                )
-                store.env.sleep(next(pauses))
+        return set_properties(self._handle, self._version, properties, options)
 
     def history(self, limit: int | None = None, *, timeout: float | None = None) -> pa.Table:
         """The commits that touched the table, newest first, at most `limit`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -26,27 +26,23 @@ from strandline.errors import (
     UnknownTable,
     UsageError,
 )
-from strandline.parts.files.inline import decode_inline
-from strandline.parts.schema import validate_table_name
-from strandline.parts.typed import typed
 from strandline.query import Scan
 from strandline.shard.look import Look
 from strandline.sql.run import run_sql
-from strandline.state.commands import Read, Split, TableChange, Write
-from strandline.state.model import EVERYTHING, Batch, Entry, Interval, TableVersion
-from strandline.state.plan import united
+from strandline.state.commands import Write
+from strandline.state.model import Batch, Entry, TableVersion
 from strandline.state.tokens import token_of
 from strandline.table import Table
 from strandline.times import Commit, told
 from strandline.txn.handle import Handle
 from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
-from strandline.txn.txns import named
 from strandline.txn.view import View, view_at
-from strandline.write.commit import WriteOptions, commit_writes
-from strandline.write.ddl import name_of, new_table
-from strandline.write.edits import touches, united_batch
-from strandline.write.proof import proven
+from strandline.write.commit import WriteOptions
+from strandline.write.ddl import SeenTables, new_table
+from strandline.write.edits import united_batch
+from strandline.write.proof import commit_proven
+from strandline.write.reads import Reads
 from strandline.write.staged import Staged, new_id
 
 __all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable", "transact"]
@@ -56,12 +52,6 @@ Isolation = Literal["strict serializable", "serializable", "snapshot"]
 
 STAGING_SECONDS = 7 * 86_400.0
 """For how long a transaction may keep what it staged."""
-
-_PROOFS_MAX = 8
-"""How often a commit that was refused for want of knowledge is proven and tried again."""
-
-_READS_MAX = 1_024
-"""Intervals of a table that are remembered before they are united."""
 
 # Within one process, so that no two writes of open transactions go for the same one.
 _ordinals = itertools.count(1 << 40)
@@ -97,7 +87,6 @@ class Transaction:
             raise UsageError(f"isolation={isolation!r}: choose of {', '.join(get_args(Isolation))}")
         store = handle.store
         self._handle = handle
-        self._isolation = isolation
         self._token = token_of(token)
         self._metadata = dict(metadata or {})
         self._timeout = timeout
@@ -108,22 +97,14 @@ class Transaction:
         known = txns.machine.known(deadline)
         if isolation != "serializable" or not known.seqno:
             known = txns.look(deadline)
-        self._known = known
+        self._tables = SeenTables(handle, known)
+        self._reads = Reads(snapshot=isolation == "snapshot")
         self._bases: dict[str, View] = {}
         self._writes: dict[str, list[Entry]] = {}
         self._rows: Counter[str] = Counter()
         """Per table, rows that the writes add, change or take away."""
-        self._versions: dict[str, TableVersion] = {}
-        """Tables as they are called here, those that were asked for so far."""
-        self._reads: dict[str, list[Interval]] = {}
-        self._changes: dict[str, TableChange] = {}
-        self._dropped: dict[str, str] = {}
-        """The names that tables had when they were dropped here, by id."""
-        self._points: dict[str, tuple[bytes, ...]] = {}
-        """Of new tables: where they are split from the start."""
         self._merged: list[Staged] = []
         """They keep their sessions alive."""
-        self._merged_reads: list[Read] = []
         self._has_read = False
         """Whether anything was read. Before that, the time that is read may move on."""
         self._lock = threading.Lock()
@@ -140,11 +121,7 @@ class Transaction:
     def table(self, name: str) -> TransactionTable:
         """A table, to be read and written within this transaction. Errors: UnknownTable."""
         self._check_open()
-        if self._changes:
-            version = named(self.tables(), name)
-        else:
-            version = self._handle.store.txns.table(self._look(), name)
-        self._versions[version.table] = version
+        version = self._tables.named(name)
         return TransactionTable(self, Table(self._handle, version, transaction=self))
 
     def __getitem__(self, name: str) -> TransactionTable:
@@ -168,77 +145,28 @@ class Transaction:
         self._check_open()
         store = self._handle.store
         store.check_writable()
-        made = new_table(
+        new = new_table(
             store.env, name, schema, row_keys, sort_keys, kind, split_points, properties
         )
-        self._check_free(name)
-        self._changes[made.version.table] = TableChange(made.version, None)
-        self._points[made.version.table] = made.points
+        self._tables.create(new)
         table = self.table(name)
-        if made.data is not None:
-            table.append(made.data)
+        if new.data is not None:
+            table.append(new.data)
         return table
 
     def drop_table(self, name: str) -> None:
         """Ends a table with this commit, and what was written to it here is not. UnknownTable."""
         self._check_open()
         self._handle.store.check_writable()
-        version = named(self.tables(), name_of(name))
-        change = self._changes.pop(version.table, None)
-        self._writes.pop(version.table, None)
-        self._rows.pop(version.table, None)
-        self._points.pop(version.table, None)
-        self._dropped[version.table] = version.name
-        if change is not None and change.expected_version is None:
-            # Nobody else ever knew of it: that it was read says nothing about anybody's changes.
-            self._reads.pop(version.table, None)
-        else:
-            before = self._before(version.table)
-            self._changes[version.table] = TableChange(before, before.version, dropped=True)
+        table = self._tables.drop(name)
+        self._writes.pop(table, None)
+        self._rows.pop(table, None)
 
     def rename_table(self, name: str, to: str) -> None:
         """Gives a table another name, with this commit. Errors: UnknownTable, UsageError."""
         self._check_open()
         self._handle.store.check_writable()
-        validate_table_name(name_of(to))
-        version = named(self.tables(), name_of(name))
-        self._check_free(to, but=version.table)
-        after = replace(version, name=to)
-        change = self._changes.get(version.table)
-        expected = version.version if change is None else change.expected_version
-        self._changes[version.table] = TableChange(after, expected)
-        self._versions[version.table] = after
-
-    def _check_free(self, name: str, but: str = "") -> None:
-        for version in self.tables():
-            if version.name.casefold() == name.casefold() and version.table != but:
-                raise UsageError(
-                    f"there is a table {version.name!r} already; choose another name, or drop or "
-                    "rename that one first"
-                )
-
-    def _look(self) -> Look:
-        """The txns shard as it was when the transaction began, or went on; for a call of now."""
-        return self._known.by(self._handle.deadline(None))
-
-    def _before(self, table: str) -> TableVersion:
-        """The table as it was when the transaction began."""
-        return self._handle.store.txns.table_by_id(self._look(), table)
-
-    def version(self, table: str) -> TableVersion:
-        """The table with that id, by the name that it has here; UnknownTable once it was dropped
-        here, or by others before the moment that is read.
-        """
-        if table in self._dropped:
-            raise UnknownTable(f"this transaction dropped the table {self._dropped[table]!r}")
-        found = self._versions.get(table)
-        if found is None:
-            found = self._versions[table] = self._before(table)
-        return found
-
-    def _is_new(self, table: str) -> bool:
-        change = self._changes.get(table)
-        return change is not None and change.expected_version is None
+        self._tables.rename(name, to)
 
     def sql(self, query: str, *, timeout: float | None = None) -> Any:
         """Runs one statement: a query gives a `Relation`, a write the number of rows written."""
@@ -257,7 +185,7 @@ class Transaction:
             return self.committed
         self._check_open()
         deadline = self._handle.deadline(self._timeout if timeout is None else timeout)
-        if self._writes or self._changes or self._token is not None or self._positions:
+        if self._writes or self._tables.changed or self._token is not None or self._positions:
             options = replace(
                 self.options("transaction", deadline),
                 token=self._token,
@@ -266,7 +194,15 @@ class Transaction:
                 positions=self._positions,
                 merged=self._ids(),
             )
-            self.committed = self._granted(self._to_be_written(options), options)
+            writes = self._to_be_written(options)
+            self.committed = commit_proven(
+                self._handle,
+                writes,
+                options,
+                self._tables.begun(deadline),
+                self._reads.to_be_unchanged(self.read_time + 1, writes),
+                self._reads.concerns(self._handle, writes),
+            )
         else:
             # Reads of one moment are at one moment: that is all that there is to prove.
             self.committed = Commit(self.read_time, 0, ())
@@ -286,13 +222,13 @@ class Transaction:
         versions = {version.table: version for version in self.tables()}
         for write in writes:
             if write.table not in versions:
-                called = store.txns.called(self._look(), write.table)
+                called = store.txns.called(self._tables.look(), write.table)
                 raise UnknownTable(f"{called} was dropped; nothing was merged")
         known = {each for other in self._merged for each in other.ids}
         if known & set(staged.ids):
             raise UsageError("what was staged is merged into this transaction already; merge once")
         self._merged.append(staged)
-        self._merged_reads += reads
+        self._reads.merge(reads)
         return self.add([(versions[write.table], write) for write in writes]).rows or 0
 
     def stage(self, *, timeout: float | None = None) -> Staged:
@@ -301,7 +237,7 @@ class Transaction:
         What it has read goes along: whoever commits is refused if that was changed by others.
         """
         self._check_open()
-        if self._changes:
+        if self._tables.changed:
             raise UsageError("tables cannot be created, dropped or renamed in what is staged")
         if self._token is not None or self._positions:
             raise UsageError(
@@ -310,7 +246,7 @@ class Transaction:
         deadline = self._handle.deadline(self._timeout if timeout is None else timeout)
         options = replace(self.options("transaction", deadline), transaction=None)
         writes = self._to_be_written(options)
-        reads = [*self._to_be_unchanged(writes), *self._merged_reads]
+        reads = self._reads.to_be_unchanged(self.read_time + 1, writes)
         self._over = "was staged"
         store = self._handle.store
         ids = [new_id(self._handle), *self._ids()]
@@ -354,16 +290,11 @@ class Transaction:
 
     def tables(self) -> list[TableVersion]:
         """The tables that the transaction sees, what it did to them included."""
-        known = self._handle.store.txns.tables(self._look())
-        if not self._changes:
-            return known
-        there = {v.table: v for v in known}
-        for table, change in self._changes.items():
-            if change.dropped:
-                there.pop(table, None)
-            else:
-                there[table] = change.after
-        return sorted(there.values(), key=lambda version: version.name)
+        return self._tables.all()
+
+    def version(self, table: str) -> TableVersion:
+        """The table with that id, as it is called here; UnknownTable once it was dropped."""
+        return self._tables.version(table)
 
     def view(self, table: str, deadline: Deadline) -> View:
         """The table with that id as the transaction sees it; what is read of it is remembered."""
@@ -377,7 +308,8 @@ class Transaction:
             version=version,
             entries=base.entries + own,
             own=own,
-            seen=partial(self._saw, table),
+            # What is new here nobody else can change.
+            seen=None if self._tables.new(table) else partial(self._reads.saw, table),
             given=partial(self._gave, base.as_of),
         )
 
@@ -412,7 +344,7 @@ class Transaction:
         """The table as others left it, at the time that is read."""
         while True:
             with self._lock:
-                look, time = self._known.by(deadline), self.read_time
+                look, time = self._tables.look(deadline), self.read_time
             try:
                 base = self._base(table, look, time, deadline)
             except AsOfTooOld:
@@ -426,9 +358,10 @@ class Transaction:
 
     def _base(self, table: str, look: Look, time: int, deadline: Deadline) -> View:
         store = self._handle.store
-        if self._is_new(table):
+        new = self._tables.new(table)
+        if new is not None:
             # Also in a database without a commit, whose time is -1.
-            return view_at(store, look, self._changes[table].after, max(0, time), deadline)
+            return view_at(store, look, new, max(0, time), deadline)
         version = store.txns.table_by_id(look, table)
         return view_at(store, look, version, time, deadline)
 
@@ -444,8 +377,8 @@ class Transaction:
         with self._lock:
             if self._has_read or latest <= self.read_time:
                 return self.read_time > before
-            self._known, self.read_time = look, latest
-            self._versions = {t: v for t, v in self._versions.items() if t in self._changes}
+            self.read_time = latest
+            self._tables.move_on(look)
             for table, entries in self._writes.items():
                 self._writes[table] = [replace(entry, time=latest) for entry in entries]
         return True
@@ -468,17 +401,6 @@ class Transaction:
         if self._over:
             raise UsageError(f"this transaction {self._over}; begin another")
 
-    def _saw(self, table: str, intervals: Sequence[Interval] | None) -> None:
-        with self._lock:
-            seen = self._reads.setdefault(table, [])
-            if seen == [EVERYTHING]:
-                return
-            seen += [EVERYTHING] if intervals is None else intervals
-            if EVERYTHING in seen:
-                seen[:] = [EVERYTHING]
-            elif len(seen) > _READS_MAX and len(seen) & (len(seen) - 1) == 0:
-                seen[:] = united(seen)
-
     def _batches(self, table: str, options: WriteOptions) -> list[Batch]:
         """What is committed of a table.
 
@@ -492,88 +414,6 @@ class Transaction:
             self._writes[table] = [replace(self._writes[table][-1], batch=one)]
             return [one]
         return batches
-
-    def _granted(
-        self, writes: Sequence[tuple[TableVersion, Write]], options: WriteOptions
-    ) -> Commit:
-        """The commit, if what was read is unchanged, by the state or else by the tables."""
-        reads = [*self._to_be_unchanged(writes), *self._merged_reads]
-        changes = self._begun(options.deadline)
-        for _ in range(_PROOFS_MAX):
-            try:
-                return commit_writes(self._handle, writes, options, changes, reads)
-            except TransactionConflict:
-                before = reads
-                reads = proven(self._handle, reads, self._concerns, options.deadline)
-                if reads == before:
-                    raise
-        return commit_writes(self._handle, writes, options, changes, reads)
-
-    def _begun(self, deadline: Deadline) -> list[TableChange]:
-        """The changes of tables, of which the new ones are split as they shall be."""
-        for table, points in self._points.items():
-            if points:
-                # Before the table has a name, so that nobody meets it half split.
-                machine = self._handle.store.data(table)
-                machine.submit(Split(1, b"", points), deadline)
-        self._points.clear()
-        return list(self._changes.values())
-
-    def _concerns(self, table: str, keys: pa.Table) -> bool:
-        """Whether it matters that others changed these keys among those that were read."""
-        if self._isolation != "snapshot" or any(read.table == table for read in self._merged_reads):
-            return True  # of what was merged it is known what matters, not for which isolation
-        return any(
-            touches(self._handle, self.version(table), entry.batch, keys)
-            for entry in self._writes.get(table, ())
-        )
-
-    def _to_be_unchanged(self, writes: Sequence[tuple[TableVersion, Write]]) -> list[Read]:
-        """What nobody may have written since it was read here."""
-        since = self.read_time + 1
-        # Of a table that is new here nobody else knows.
-        seen = {
-            table: united(intervals)
-            for table, intervals in self._reads.items()
-            if intervals and not self._is_new(table)
-        }
-        if self._isolation != "snapshot":
-            return [Read(table, since, tuple(intervals)) for table, intervals in seen.items()]
-        written: dict[str, list[Interval]] = {}
-        for version, write in writes:
-            if write.table in seen:
-                written.setdefault(write.table, []).extend(_keys_of(version, write.batch))
-        found = {
-            table: _common(seen[table], united(intervals)) for table, intervals in written.items()
-        }
-        return [Read(table, since, tuple(both)) for table, both in found.items() if both]
-
-
-def _keys_of(version: TableVersion, batch: Batch) -> Iterator[Interval]:
-    """Intervals that have all keys of a batch, and while it is small little else."""
-    if batch.inline:
-        schema, codec = typed(version)
-        rows = decode_inline(batch.inline, schema)
-        for key in dict.fromkeys(codec.encode_rows(rows, range(rows.num_rows))):
-            yield Interval(key, key + b"\0")
-    for part in batch.parts:
-        yield part.span
-
-
-def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What two lists of ascending, disjoint intervals have in common."""
-    found: list[Interval] = []
-    left, right = 0, 0
-    while left < len(some) and right < len(others):
-        one, other = some[left], others[right]
-        both = one.intersect(other)
-        if both is not None:
-            found.append(both)
-        if other.upper is None or (one.upper is not None and one.upper <= other.upper):
-            left += 1
-        else:
-            right += 1
-    return found
 
 
 class TransactionTable:

@@ -250,7 +250,7 @@ def test_a_proof_that_runs_out_of_time_says_so(
 
     monkeypatch.setattr(proof, "spans_after", slow)
     with pytest.raises((DeadlineExceeded, TransactionConflict)):
-        proof.proven(events._handle, [read], lambda _, __: True, deadline)
+        proof.proven(events._handle, read, lambda _, __: True, deadline)
 
 
 def test_a_subscription_without_a_hold_begins_with_a_snapshot_that_is_kept(

@@ -17,29 +17,50 @@ from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, TransactionConflict
 from strandline.location import BlobMissing
 from strandline.parts.typed import typed
-from strandline.state.commands import Read
+from strandline.state.commands import Read, TableChange, Write
+from strandline.state.model import TableVersion
+from strandline.times import Commit
 from strandline.txn.handle import Handle
+from strandline.write.commit import WriteOptions, commit_writes
 
-__all__ = ["Concerns", "proven"]
+__all__ = ["Concerns", "commit_proven", "proven"]
 
 Concerns = Callable[[str, pa.Table], bool]
 """Whether changes of keys of a table, given as a table of the keys, matter to the commit."""
 
+_PROOFS_MAX = 8
+"""How often a commit that was refused for want of knowledge is proven and tried again."""
+
 _ROWS_MAX = 1 << 62
 
 
-def proven(
-    handle: Handle, reads: Sequence[Read], concerns: Concerns, deadline: Deadline
-) -> list[Read]:
-    """The same reads, known to be unchanged up to a later time; TransactionConflict if one is not.
+def commit_proven(
+    handle: Handle,
+    writes: Sequence[tuple[TableVersion, Write]],
+    options: WriteOptions,
+    changes: Sequence[TableChange],
+    reads: Sequence[Read],
+    concerns: Concerns,
+) -> Commit:
+    """The commit, if what was read is unchanged, by the state or else by the tables.
 
-    A commit that is refused although nothing it was computed from has changed is granted with
-    these, unless others have committed meanwhile once more.
+    One that is refused although nothing that it was computed from has changed is granted with
+    reads that are known to be unchanged up to a later time, unless others have committed meanwhile
+    once more.
     """
-    return [_proven(handle, read, concerns, deadline) for read in reads]
+    for _ in range(_PROOFS_MAX):
+        try:
+            return commit_writes(handle, writes, options, changes, reads)
+        except TransactionConflict:
+            before = reads
+            reads = [proven(handle, read, concerns, options.deadline) for read in reads]
+            if reads == before:
+                raise
+    return commit_writes(handle, writes, options, changes, reads)
 
 
-def _proven(handle: Handle, read: Read, concerns: Concerns, deadline: Deadline) -> Read:
+def proven(handle: Handle, read: Read, concerns: Concerns, deadline: Deadline) -> Read:
+    """The same read, known to be unchanged up to a later time; else TransactionConflict."""
     store = handle.store
     asked = Asked(read.table, read.intervals)
     latest = store.txns.latest(store.txns.look(deadline))
