@@ -15,7 +15,7 @@ from strandline.changes.subscription import (
     subscribed_together,
 )
 from strandline.closing import Closing
-from strandline.env import LONG_SECONDS
+from strandline.env import LONG_SECONDS, Deadline
 from strandline.errors import UsageError
 from strandline.parts.schema import validate_table_name
 from strandline.reports.inside import inspect
@@ -323,15 +323,14 @@ class Database(Closing):
         who), unless with `force`. `timeout` (seconds) defaults to a day: this is long work. Safe
         beside everything.
         """
-        names = [table] if isinstance(table, str) else table
         return compact(
             self._handle,
-            names,
+            _names(table),
             strategy=strategy,
             force=force,
             engine=engine,
             progress=progress,
-            deadline=self._handle.deadline(LONG_SECONDS if timeout is None else timeout),
+            deadline=self._long(timeout),
         )
 
     def plan_compaction(
@@ -346,8 +345,7 @@ class Database(Closing):
         Columns: table, leaf, lower, upper (of the leaf), parts, rows, bytes (to be merged, at
         most). Commits that are not applied yet are left out.
         """
-        names = [table] if isinstance(table, str) else table
-        return planned(self._handle, names, strategy, self._handle.deadline(timeout))
+        return planned(self._handle, _names(table), strategy, self._handle.deadline(timeout))
 
     def vacuum(
         self,
@@ -367,12 +365,13 @@ class Database(Closing):
         what a run would do now. `progress` is told (table, objects deleted, objects in all).
         `timeout` (seconds) defaults to a day. Safe beside everything, itself included.
         """
-        names = [table] if isinstance(table, str) else table
         store = self._handle.store
         if not dry_run:
             store.check_writable()
-        deadline = self._handle.deadline(LONG_SECONDS if timeout is None else timeout)
-        return vacuum_database(store, names, dry_run=dry_run, deadline=deadline, progress=progress)
+        deadline = self._long(timeout)
+        return vacuum_database(
+            store, _names(table), dry_run=dry_run, deadline=deadline, progress=progress
+        )
 
     def prune(
         self,
@@ -389,12 +388,11 @@ class Database(Closing):
         its beginning only. What is over is deleted by a vacuum, at once or, while the deletion
         delay lasts, by a later one. `table`, `progress` and `timeout` as in `vacuum`.
         """
-        names = [table] if isinstance(table, str) else table
         store = self._handle.store
         store.check_writable()
-        deadline = self._handle.deadline(LONG_SECONDS if timeout is None else timeout)
+        deadline = self._long(timeout)
         moment = parse_as_of(before)
-        return prune_tables(store, names, moment, deadline=deadline, progress=progress)
+        return prune_tables(store, _names(table), moment, deadline=deadline, progress=progress)
 
     def split(
         self, table: str | Sequence[str] | None = None, *, timeout: float | None = None
@@ -405,9 +403,7 @@ class Database(Closing):
         table, the leaves before and after, and how many stay too large because a single row key
         fills them. No data is rewritten. `timeout` (seconds) defaults to a day.
         """
-        names = [table] if isinstance(table, str) else table
-        limit = LONG_SECONDS if timeout is None else timeout
-        return split(self._handle, names, self._handle.deadline(limit))
+        return split(self._handle, _names(table), self._long(timeout))
 
     def status(self, *, count: bool = False, timeout: float | None = None) -> pa.Table:
         """One row per table: how it is stored, and what waits to be applied.
@@ -536,6 +532,10 @@ class Database(Closing):
 
     # --- inside
 
+    def _long(self, timeout: float | None) -> Deadline:
+        """By when upkeep has to be done."""
+        return self._handle.deadline(LONG_SECONDS if timeout is None else timeout)
+
     def _options(self, operation: str, timeout: float | None) -> WriteOptions:
         if self._as_of is not None:
             raise UsageError(
@@ -543,6 +543,10 @@ class Database(Closing):
                 "database itself"
             )
         return WriteOptions.of(self._handle, operation, None, None, timeout)
+
+
+def _names(table: str | Sequence[str] | None) -> Sequence[str] | None:
+    return [table] if isinstance(table, str) else table
 
 
 def _refuse_later(kind: str, **later: object) -> None:

@@ -32,7 +32,7 @@ from strandline.state.plan import (
 from strandline.state.replay import State, replay
 from strandline.times import datetime_of
 from strandline.txn.handle import Handle
-from strandline.txn.properties import property_of
+from strandline.txn.properties import is_online, property_of
 from strandline.txn.view import View, view_of, views
 
 __all__ = ["partitions", "parts", "planned", "shards"]
@@ -234,7 +234,7 @@ def planned(
     rows: list[dict[str, Any]] = []
     for view in views(handle.store, names, None, deadline):
         version = view.version
-        if names is None and property_of(version, "online") != "true":
+        if names is None and not is_online(version):
             continue
         codec = typed(version)[1]
         jobs = view.data.ask(_planner(version, strategy))

@@ -10,7 +10,14 @@ from strandline.errors import UsageError
 from strandline.state.model import TableVersion
 from strandline.state.plan import STRATEGIES
 
-__all__ = ["PROPERTIES", "Property", "check_properties", "duration_micros", "property_of"]
+__all__ = [
+    "PROPERTIES",
+    "Property",
+    "check_properties",
+    "duration_micros",
+    "is_online",
+    "property_of",
+]
 
 _UNITS = {
     "second": 1_000_000,
@@ -93,3 +100,8 @@ def check_properties(properties: Mapping[str, object]) -> tuple[tuple[str, str],
 def property_of(version: TableVersion, name: str) -> str:
     """The table's value of the property, or its default."""
     return dict(version.properties).get(name, PROPERTIES[name].default)
+
+
+def is_online(version: TableVersion) -> bool:
+    """Whether maintenance visits the table where none is named."""
+    return property_of(version, "online") == "true"

@@ -33,6 +33,7 @@ from strandline.state.tables import called, current_table
 from strandline.times import told
 from strandline.txn.clock import Clock
 from strandline.txn.grouping import CommitQueue, Note
+from strandline.txn.properties import is_online
 
 __all__ = ["TIDIES_PER_COMMIT", "Txns", "named"]
 
@@ -91,6 +92,12 @@ class Txns:
         """The table of that name at `as_of` (None: now); UnknownTable names those that are near."""
         found = self._now(look).get(name) if as_of is None else None
         return found or named(self.tables(look, as_of), name, as_of)
+
+    def chosen(self, look: Look, names: Sequence[str] | None) -> list[TableVersion]:
+        """The tables of these names; None: all that maintenance visits."""
+        if names is None:
+            return [version for version in self.tables(look) if is_online(version)]
+        return [self.table(look, name) for name in names]
 
     def table_by_id(self, look: Look, table: str, as_of: int | None = None) -> TableVersion:
         """The table with that id at `as_of` (None: now)."""

@@ -316,11 +316,7 @@ def compact(
     store.check_writable()
     if strategy is not None and strategy not in STRATEGIES:
         raise UsageError(f"strategy={strategy!r}: pass one of {', '.join(STRATEGIES)}")
-    look = store.txns.look(deadline)
-    if names is None:
-        versions = [v for v in store.txns.tables(look) if property_of(v, "online") == "true"]
-    else:
-        versions = [store.txns.table(look, name) for name in names]
+    versions = store.txns.chosen(store.txns.look(deadline), names)
     # Whoever died while it had a claim gives it back.
     store.look_out([version.table for version in versions], deadline)
     return [

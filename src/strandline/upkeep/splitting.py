@@ -39,11 +39,7 @@ def split(handle: Handle, names: Sequence[str] | None, deadline: Deadline) -> li
     """Splits the leaves of the named tables (None: of all that are online) that are too large."""
     store = handle.store
     store.check_writable()
-    look = store.txns.look(deadline)
-    if names is None:
-        versions = [v for v in store.txns.tables(look) if property_of(v, "online") == "true"]
-    else:
-        versions = [store.txns.table(look, name) for name in names]
+    versions = store.txns.chosen(store.txns.look(deadline), names)
     return [_split_table(store, version, deadline) for version in versions]
 
 
