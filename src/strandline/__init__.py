@@ -23,12 +23,11 @@ from strandline.errors import (
     UpperMismatch,
     UsageError,
 )
-from strandline.lease import Lease
 from strandline.location import Location
 from strandline.query import Scan
 from strandline.settings import Settings
 from strandline.sql.relation import Relation
-from strandline.table import Table
+from strandline.table import Lease, Table
 from strandline.times import Commit, Micros, Progress
 from strandline.upkeep.compaction import register_engine
 from strandline.write.staged import Staged

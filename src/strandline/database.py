@@ -18,13 +18,14 @@ from strandline.closing import Closing
 from strandline.env import LONG_SECONDS, Deadline
 from strandline.errors import UsageError
 from strandline.parts.schema import validate_table_name
+from strandline.readable import changes_wanted
 from strandline.reports.inside import inspect
 from strandline.reports.sessions import force_ack, sessions
 from strandline.reports.status import status
 from strandline.reports.storage import planned, shards
 from strandline.reports.usage import usage
 from strandline.sql.run import run_sql
-from strandline.table import Table, changes_wanted
+from strandline.table import Table
 from strandline.times import Commit, Micros, datetime_of, parse_as_of
 from strandline.transaction import STAGING_SECONDS, Transaction, transact
 from strandline.txn.handle import Handle

@@ -1,54 +1,39 @@
-"""A table as its users hold it."""
+"""Tables as their users hold them, and leases, by which a worker alone may write to one."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from strandline.changes.differences import Wanted
-from strandline.changes.subscription import Subscription, seconds_of, start_of, subscribed
-from strandline.engine.conditions import compile_where
 from strandline.engine.exporting import export
-from strandline.engine.expressions import Assignments
-from strandline.env import Deadline
 from strandline.errors import UsageError
-from strandline.parts.keys import KeyRange
-from strandline.parts.typed import typed
-from strandline.query import Scan
-from strandline.read.reading import Reading, anew
-from strandline.read.want import Want, columns_of, want_of
+from strandline.ids import SessionId
+from strandline.readable import ReadableTable
 from strandline.reports.storage import partitions, parts
-from strandline.state.commands import Write
-from strandline.state.model import TableVersion
-from strandline.times import Commit, datetime_of, parse_as_of
-from strandline.txn.handle import Handle, limit_of
+from strandline.state.commands import Attach, Release
+from strandline.state.model import Holder, TableVersion
+from strandline.times import Commit
+from strandline.transaction import Transaction
+from strandline.txn.handle import Handle
 from strandline.txn.history import history
 from strandline.txn.holds import drop_subscription, holds_of
 from strandline.txn.properties import PROPERTIES, property_of
-from strandline.txn.view import View, view_of
-from strandline.write.commit import Pending, WriteOptions, build, commit_writes, first_commit
+from strandline.write.commit import WriteOptions
 from strandline.write.ddl import set_properties
-from strandline.write.edits import Selection, delete_keys, delete_rows, overwrite, update_rows
+from strandline.write.rows import append, check_keyed, delete, overwrite, update
 
-__all__ = ["Table", "changes_wanted", "register_attach"]
+__all__ = ["Lease", "Table"]
 
-Attaching = Callable[[Handle, TableVersion, str, Any, float | None], Any]
-"""Makes the `Lease` of `Table.attach`: handle, table, worker, position, timeout."""
-
-_attaching: list[Attaching] = []
+NOWHERE = object()
+"""The position of one who says nothing of a log upstream."""
 
 
-def register_attach(function: Attaching) -> None:
-    """Says how tables are attached. `strandline.lease`, which stands above tables, calls this."""
-    _attaching.append(function)
-
-
-class Table:
+class Table(ReadableTable):
     """One table, now or (where `as_of` made it) as of one time. Thread-safe.
 
     It stays with its table: after a rename it goes on; once the table was dropped, every call
@@ -66,47 +51,13 @@ class Table:
         handle: Handle,
         version: TableVersion,
         as_of: int | None = None,
-        transaction: Pending | None = None,
         position: str | None = None,
     ) -> None:
-        self._handle = handle
-        self._version = version
-        self._as_of = as_of
-        self._transaction = transaction
+        super().__init__(handle, version, as_of)
         self._position = position
         """What the commits made through this object say of a log upstream, as JSON."""
 
     # --- what it is
-
-    @property
-    def name(self) -> str:
-        """The table's name."""
-        return self._fresh().name
-
-    @property
-    def id(self) -> str:
-        """The table's id, which no other table ever has; the id of its shard, too."""
-        return self._version.table
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The table's columns."""
-        return pa.schema([field.remove_metadata() for field in typed(self._version)[0].arrow])
-
-    @property
-    def row_keys(self) -> tuple[str, ...]:
-        """The columns that the table is partitioned and sorted by."""
-        return self._version.row_keys
-
-    @property
-    def sort_keys(self) -> tuple[str, ...]:
-        """The columns that rows with equal row keys are sorted by."""
-        return self._version.sort_keys
-
-    @property
-    def kind(self) -> str:
-        """`rows`: a multiset of rows. `keyed`: one row per full key, the latest written."""
-        return self._version.kind
 
     @property
     def properties(self) -> dict[str, str]:
@@ -153,172 +104,6 @@ class Table:
         """
         return parts(self._handle, self._version.table, self._as_of, self._handle.deadline(timeout))
 
-    def as_of(self, moment: Any) -> Table:
-        """The table as of a moment; it can be read and not written.
-
-        `moment` is an aware datetime, an ISO string with a zone, `Micros` or a `Commit`. Raises
-        `UnknownTable` if the table was not there then.
-        """
-        return self._at(parse_as_of(moment))
-
-    # --- reading
-
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        where: Any = None,
-        *,
-        key_range: Any = None,
-        key_ranges: Any = None,
-        limit: int | None = None,
-        as_of: Any = None,
-        raw: bool = False,
-        timeout: float | None = None,
-    ) -> Scan:
-        """What to read, as a `Scan`; nothing is read before that is asked for rows.
-
-        `where` is a SQL expression over one row or a `pyarrow.compute.Expression`. `key_range` is
-        `(lower, upper)`, half-open, each a key, a tuple, a prefix, or None for an open end;
-        `key_ranges` is a list of such pairs, which may overlap. `raw=True` gives the stored
-        updates up to `as_of`, with `__time` and `__diff`. Raises `UsageError` for unknown columns,
-        statements in `where`, and keys of the wrong type.
-        """
-        rows = limit_of(limit)
-        if as_of is not None:
-            return self.as_of(as_of).scan(
-                columns,
-                where,
-                key_range=key_range,
-                key_ranges=key_ranges,
-                limit=limit,
-                raw=raw,
-                timeout=timeout,
-            )
-        want = want_of(
-            self._version,
-            columns=columns,
-            where=where,
-            key_range=key_range,
-            key_ranges=key_ranges,
-            raw=raw,
-        )
-        return Scan(self._handle, self._view, self._version, want, limit=rows, timeout=timeout)
-
-    def get(
-        self,
-        *key: Any,
-        columns: Sequence[str] | None = None,
-        as_of: Any = None,
-        timeout: float | None = None,
-    ) -> pa.Table:
-        """All rows whose keys begin with `key`, sorted; an empty table if there are none.
-
-        `key` is a value of the first key, or of several: `get(7)`, `get(7, noon)` or as a tuple.
-        """
-        if as_of is not None:
-            return self.as_of(as_of).get(*key, columns=columns, timeout=timeout)
-        return self._rows([self._prefix(key)], columns, timeout)
-
-    def get_one(
-        self, *key: Any, as_of: Any = None, timeout: float | None = None
-    ) -> dict[str, Any] | None:
-        """The row of one full key of a `keyed` table as a dict, or None."""
-        if as_of is not None:
-            return self.as_of(as_of).get_one(*key, timeout=timeout)
-        if self.kind != "keyed":
-            raise UsageError(
-                f"table {self._version.name!r} is of kind {self.kind!r}, where a key may have any "
-                "number of rows: use get"
-            )
-        prefix = self._prefix(key)
-        keys = self.row_keys + self.sort_keys
-        if len(prefix) != len(keys):
-            raise UsageError(f"get_one takes a value for every key, {keys}; use get for a prefix")
-        rows = self._rows([prefix], None, timeout).to_pylist()
-        return rows[0] if rows else None
-
-    def get_many(
-        self,
-        keys: Any,
-        *,
-        columns: Sequence[str] | None = None,
-        as_of: Any = None,
-        timeout: float | None = None,
-    ) -> pa.Table:
-        """All rows whose keys begin with any of `keys`, sorted, each once."""
-        if as_of is not None:
-            return self.as_of(as_of).get_many(keys, columns=columns, timeout=timeout)
-        codec = typed(self._version)[1]
-        prefixes = [codec.normalize(key) for key in _listed(keys)]
-        if any(not prefix for prefix in prefixes):
-            raise UsageError("an empty key would be all rows: use scan")
-        return self._rows(prefixes, columns, timeout)
-
-    def head(self, rows: int = 10, *, timeout: float | None = None) -> pa.Table:
-        """The first rows by key."""
-        return self.scan(limit=rows, timeout=timeout).to_arrow()
-
-    def subscribe(
-        self,
-        start: Any = "snapshot",
-        until: Any = None,
-        columns: Sequence[str] | None = None,
-        where: Any = None,
-        *,
-        with_old: bool = False,
-        timeout: float | None = None,
-        poll: float = 0.1,
-        name: str | None = None,
-    ) -> Subscription:
-        """An iterator over every change of the table, in whole commit times, each exactly once.
-
-        `start`: "snapshot" gives the rows as of now first, as changes at that time, and then what
-        comes; "now" only what comes; a time, or the `progress` of an earlier change (or its text),
-        what came after it. `until`: a time after which it ends. `timeout`: seconds without a
-        change after which it ends. `poll`: the longest pause between two looks, in seconds; after
-        a change it looks each millisecond, and then less and less often.
-
-        A `Change` has `rows`, `progress` and `complete`. rows: the user's columns, `__time` and
-        `__diff`, net per row and time. keyed: `__time` and `__op`; of a "delete" the keys, other
-        columns null. What was not there is not deleted. `with_old=True` (keyed) adds `__old`, a
-        struct: the row before. About once a second, and at the end, a change without rows tells
-        that time has passed.
-
-        To get each change once over restarts, keep `progress` together with what the rows brought
-        about, at `complete` changes only, and pass it as `start`. Many changes at one time come in
-        several: only the last is `complete` and moves `progress`. So does a snapshot.
-
-        `where` is a condition on the row. keyed: a row that ceases to match comes as a delete.
-        `columns` are chosen after rows were netted; in a keyed table the keys always come along.
-
-        While a subscription is open, a handle that may write keeps the history that it needs,
-        until the handle or the subscription is closed. With a `name` it is kept over restarts,
-        until `drop_subscription`; asking for a change says that those before were dealt with, and
-        who subscribes under the same name takes over. Errors: AsOfTooOld if the changes after
-        `start` are not kept any more, UnknownTable once the table was dropped and all before that
-        was given, Fenced if another took over.
-        """
-        if self._as_of is not None:
-            raise UsageError(
-                f"this is table {self._version.name!r} as of an earlier time, which has no changes "
-                "to come; subscribe to the table itself"
-            )
-        return subscribed(
-            self._handle,
-            changes_wanted(self._version, columns, where, with_old=with_old),
-            start=start_of(start),
-            until=None if until is None else parse_as_of(until),
-            timeout=seconds_of(timeout, "timeout"),
-            poll=seconds_of(poll, "poll") or 0.0,
-            name=name,
-        )
-
-    def drop_subscription(self, name: str, *, timeout: float | None = None) -> bool:
-        """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
-        store, deadline = self._handle.store, self._handle.deadline(timeout)
-        store.check_writable()
-        return drop_subscription(store, self._version.table, name, deadline)
-
     def holds(self, *, timeout: float | None = None) -> pa.Table:
         """Who needs history of the table, or objects of it, to stay.
 
@@ -328,6 +113,12 @@ class Table:
         """
         deadline = self._handle.deadline(timeout)
         return holds_of(self._handle.store, self._version.table, deadline)
+
+    def drop_subscription(self, name: str, *, timeout: float | None = None) -> bool:
+        """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
+        store, deadline = self._handle.store, self._handle.deadline(timeout)
+        store.check_writable()
+        return drop_subscription(store, self._version.table, name, deadline)
 
     def export(
         self,
@@ -350,16 +141,6 @@ class Table:
         rows = self.scan(columns, where, key_range=key_range, as_of=as_of, timeout=timeout)
         return export(rows.to_reader(), path, format, overwrite=overwrite)
 
-    def __len__(self) -> int:
-        return self.scan().count()
-
-    def __bool__(self) -> bool:
-        # Else `if table:` would count rows, and an empty table be taken for none.
-        return True
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.scan().to_reader().__arrow_c_stream__(requested_schema)
-
     # --- writing
 
     def append(
@@ -376,7 +157,8 @@ class Table:
         pandas, Polars, a DuckDB relation, a dict of columns, a list of dicts, or an iterable of
         Arrow batches. Columns are found by name; those that are missing become null.
         """
-        return self._append("append", data, token, metadata, timeout)
+        options = self._options("append", token, metadata, timeout)
+        return append(self._handle, self._version, data, options)
 
     def upsert(
         self,
@@ -387,12 +169,9 @@ class Table:
         timeout: float | None = None,
     ) -> Commit:
         """Writes rows of a `keyed` table: each replaces the row of its full key, or is new."""
-        if self.kind != "keyed":
-            raise UsageError(
-                f"table {self._version.name!r} is of kind {self.kind!r}, whose rows have no key of "
-                "their own: use append, or create the table with kind='keyed'"
-            )
-        return self._append("upsert", data, token, metadata, timeout)
+        check_keyed(self._version)
+        options = self._options("upsert", token, metadata, timeout)
+        return append(self._handle, self._version, data, options)
 
     def delete(
         self,
@@ -411,26 +190,15 @@ class Table:
         `where` and `key_range` may be given together. Everything goes only with `all=True`.
         """
         options = self._options("delete", token, metadata, timeout)
-        given = [where is not None or key_range is not None, keys is not None, all is True]
-        if sum(given) != 1:
-            raise UsageError(
-                "delete takes where= and/or key_range=, or keys=, or all=True for every row"
-            )
-        before = first_commit(self._handle, options)
-        if before is not None:
-            return before
-        if keys is not None:
-            schema, codec = typed(self._version)
-            prefixes = [codec.normalize(key) for key in _listed(keys)]
-            if any(not prefix for prefix in prefixes):
-                raise UsageError("an empty key would be all rows: pass all=True for that")
-            full = _all_full(prefixes, len(schema.keys))
-            if self.kind == "keyed" and full:
-                return delete_keys(self._handle, self._fresh(options.deadline), prefixes, options)
-            want = Want(ranges=tuple(KeyRange(p, p, closed=True) for p in prefixes))
-        else:
-            want = self._want(where, key_range)
-        return delete_rows(self._handle, self._version, Selection(want), options)
+        return delete(
+            self._handle,
+            self._version,
+            options,
+            where=where,
+            keys=keys,
+            key_range=key_range,
+            everything=all,
+        )
 
     def update(
         self,
@@ -447,14 +215,7 @@ class Table:
         was. The keys of a `keyed` table cannot be set.
         """
         options = self._options("update", token, metadata, timeout)
-        before = first_commit(self._handle, options)
-        if before is not None:
-            return before
-        want = self._want(where, None)
-        assignments = Assignments(values, typed(self._version)[0], self._version.name)
-        return update_rows(
-            self._handle, self._version, Selection(want), lambda _: assignments, options
-        )
+        return update(self._handle, self._version, values, where, options)
 
     def overwrite(
         self,
@@ -467,15 +228,11 @@ class Table:
     ) -> Commit:
         """Replaces all rows, or those for which `where` is true, by `data` in one commit."""
         options = self._options("overwrite", token, metadata, timeout)
-        before = first_commit(self._handle, options)
-        if before is not None:
-            return before
-        want = self._want(where, None)
-        return overwrite(self._handle, self._version, Selection(want), data, options)
+        return overwrite(self._handle, self._version, data, where, options)
 
     # --- exclusive writing
 
-    def attach(self, worker: str, *, position: Any = None, timeout: float | None = None) -> Any:
+    def attach(self, worker: str, *, position: Any = None, timeout: float | None = None) -> Lease:
         """Makes `worker` the only one that may write to the table, at once; a `Lease`.
 
         Whoever held it before is fenced, alive, stopped or dead: nobody waits for it, and nothing
@@ -488,11 +245,11 @@ class Table:
         attach when it has caught up: what the old one commits until then counts, and the rest is
         refused.
         """
-        if self._as_of is not None or self._transaction is not None:
+        if self._as_of is not None:
             raise UsageError(
                 f"this is table {self._version.name!r} as of one time; attach the table itself"
             )
-        return _attaching[-1](self._handle, self._version, worker, position, timeout)
+        return _attached(self._handle, self._version, worker, position, timeout)
 
     def safe_to_prune(self, *, timeout: float | None = None) -> Any:
         """Up to where a log upstream may be pruned: the position that the last commit with one
@@ -504,53 +261,7 @@ class Table:
         holder = look.ask(lambda s: s.holders.get((self._version.table,)))
         return None if holder is None or not holder.position else json.loads(holder.position)
 
-    # --- how it looks
-
-    def __repr__(self) -> str:
-        keys = ", ".join([*self.row_keys, *(f"{key} (sort)" for key in self.sort_keys)])
-        when = "" if self._as_of is None else f" as of {datetime_of(self._as_of).isoformat()}"
-        columns = "".join(f"\n  {field.name}: {field.type}" for field in self.schema)
-        return f"<strandline.Table {self._version.name!r}{when}, {self.kind}, by {keys}>{columns}"
-
-    def _repr_html_(self) -> str:
-        head = self.head(10)
-        first, *_ = repr(self).splitlines()
-        names = "".join(f"<th>{html.escape(name)}</th>" for name in head.column_names)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>"
-            for row in head.to_pylist()
-        )
-        return (
-            f"<p>{html.escape(first)}</p><table><thead><tr>{names}</tr></thead>"
-            f"<tbody>{rows}</tbody></table>"
-        )
-
-    def __reduce__(self) -> tuple[type[Table], tuple[Handle, TableVersion, int | None]]:
-        return Table, (self._handle, self._version, self._as_of)
-
     # --- inside
-
-    def _at(self, as_of: int) -> Table:
-        deadline = self._handle.deadline(None)
-        txns = self._handle.store.txns
-        look = txns.look(deadline)
-        version = txns.table_by_id(look, self._version.table, as_of)
-        return Table(self._handle, version, as_of)
-
-    def _fresh(self, deadline: Deadline | None = None) -> TableVersion:
-        """The table as it is called and set now; UnknownTable once it was dropped."""
-        if self._transaction is not None:
-            # What the transaction made or renamed nobody else knows yet.
-            return self._transaction.version(self._version.table)
-        txns = self._handle.store.txns
-        look = txns.look(deadline or self._handle.deadline(None))
-        return txns.table_by_id(look, self._version.table, self._as_of)
-
-    def _view(self, deadline: Deadline) -> View:
-        if self._transaction is not None:
-            return self._transaction.view(self._version.table, deadline)
-        store = self._handle.store
-        return view_of(store, self._version.table, self._as_of, deadline)
 
     def _options(
         self, operation: str, token: Any, metadata: Any, timeout: float | None
@@ -560,82 +271,195 @@ class Table:
                 f"this is table {self._version.name!r} as of an earlier time, which cannot change; "
                 "write to the table itself"
             )
-        if self._transaction is not None:
-            self._transaction.version(self._version.table)  # before anything is staged for it
-            return self._transaction.options(operation, self._handle.deadline(timeout))
         options = WriteOptions.of(self._handle, operation, token, metadata, timeout)
         if self._position is None:
             return options
         return replace(options, positions={self._version.table: self._position})
 
-    def _append(
-        self, operation: str, data: Any, token: Any, metadata: Any, timeout: float | None
+
+class Writing(TypedDict, total=False):
+    """What every write takes besides its data."""
+
+    token: tuple[str, int] | None
+    metadata: dict[str, str] | None
+    timeout: float | None
+
+
+class Deleting(Writing, total=False):
+    """What a delete takes besides its condition."""
+
+    keys: Any
+    key_range: Any
+    all: bool
+
+
+class Lease:
+    """A table that this worker alone may write to. Made by `Table.attach`; thread-safe.
+
+    It has a handle of its own on the database, and so a session of its own. Whatever is written to
+    the table through it, by `table` too, is granted only as long as nobody else has attached:
+    after that every write raises `Fenced`, which names who did, and nothing of it was committed.
+    Reads go on. The end of a `with` block releases.
+
+    Writes take `position=`: up to where they go in the log that the worker reads, as any JSON
+    value. It is committed with them, or not at all.
+    """
+
+    def __init__(
+        self, handle: Handle, version: TableVersion, holder: Holder, position: Any
+    ) -> None:
+        self._handle = handle
+        self._version = version
+        self._holder = holder
+        self._release = handle.store.pulse.hold(handle.store.txns.machine)
+        self._over = False
+        self.position = json.loads(holder.position) if holder.position else position
+        """The position that was last committed when the table was attached; what `attach` was
+        given if there was none."""
+
+    @property
+    def table(self) -> Table:
+        """The table, to be read and written under this lease."""
+        return Table(self._handle, self._version)
+
+    @property
+    def epoch(self) -> int:
+        """How often the table has been attached: the greatest one holds it."""
+        return self._holder.epoch
+
+    @property
+    def worker(self) -> str:
+        """What the holder calls itself."""
+        return self._holder.worker
+
+    @property
+    def session(self) -> SessionId:
+        """The session that commits; objects that it wrote begin with it."""
+        return self._handle.store.session
+
+    # --- writing
+
+    def append(self, data: Any, *, position: Any = NOWHERE, **options: Unpack[Writing]) -> Commit:
+        """As `Table.append`."""
+        return self._at(position).append(data, **options)
+
+    def upsert(self, data: Any, *, position: Any = NOWHERE, **options: Unpack[Writing]) -> Commit:
+        """As `Table.upsert`."""
+        return self._at(position).upsert(data, **options)
+
+    def delete(
+        self, where: Any = None, *, position: Any = NOWHERE, **options: Unpack[Deleting]
     ) -> Commit:
-        options = self._options(operation, token, metadata, timeout)
-        before = first_commit(self._handle, options)
-        if before is not None:
-            return before
-        batch = build(self._handle, self._version, data, options)
-        write = Write(self._version.table, batch)
-        return commit_writes(self._handle, [(self._version, write)], options)
+        """As `Table.delete`."""
+        return self._at(position).delete(where, **options)
 
-    def _want(self, where: Any, key_range: Any) -> Want:
-        return want_of(
-            self._version,
-            columns=None,
-            where=where,
-            key_range=key_range,
-            key_ranges=None,
-            raw=False,
-        )
-
-    def _prefix(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = key[0] if len(key) == 1 and isinstance(key[0], tuple | list) else key
-        if not given:
-            raise UsageError(f"pass a value of the first key, {self.row_keys[0]!r}")
-        return typed(self._version)[1].normalize(tuple(given))
-
-    def _rows(
+    def update(
         self,
-        prefixes: list[tuple[Any, ...]],
-        columns: Sequence[str] | None,
-        timeout: float | None,
-    ) -> pa.Table:
-        deadline = self._handle.deadline(timeout)
-        chosen = None if columns is None else columns_of(self._version, columns)
-        want = Want(chosen, tuple([KeyRange(p, p, closed=True) for p in prefixes]))
+        values: dict[str, Any],
+        where: Any = None,
+        *,
+        position: Any = NOWHERE,
+        **options: Unpack[Writing],
+    ) -> Commit:
+        """As `Table.update`."""
+        return self._at(position).update(values, where, **options)
 
-        def rows(view: View) -> pa.Table:
-            return Reading.of(self._handle, view, want, deadline).table()
+    def overwrite(
+        self, data: Any, where: Any = None, *, position: Any = NOWHERE, **options: Unpack[Writing]
+    ) -> Commit:
+        """As `Table.overwrite`."""
+        return self._at(position).overwrite(data, where, **options)
 
-        return anew(self._view(deadline), lambda: self._view(deadline), rows)
-
-
-def changes_wanted(
-    version: TableVersion, columns: Sequence[str] | None, where: Any, *, with_old: bool
-) -> Wanted:
-    """Which changes of a table a user's arguments ask for; `UsageError` says what is wrong."""
-    schema, name = typed(version)[0], version.name
-    chosen = tuple(schema.arrow.names) if columns is None else columns_of(version, columns)
-    if schema.kind == "keyed":
-        missing = set(schema.keys).difference(chosen)
-        chosen = (*(key for key in schema.keys if key in missing), *chosen)
-    elif with_old:
-        raise UsageError(
-            f"table {name!r} is of kind 'rows', whose changes are whole rows: an "
-            "old row comes with __diff -1; leave with_old out"
+    def transaction(
+        self,
+        *,
+        position: Any = NOWHERE,
+        isolation: str = "strict serializable",
+        token: tuple[str, int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Transaction:
+        """As `Database.transaction`, for this table and any others that nobody holds."""
+        text = _encoded(position)
+        return Transaction(
+            self._handle,
+            isolation=isolation,
+            token=token,
+            metadata=metadata,
+            timeout=timeout,
+            positions=None if text is None else {self._version.table: text},
         )
-    return Wanted(version, chosen, compile_where(where, schema, name), with_old)
+
+    def check(self, *, timeout: float | None = None) -> None:
+        """`Fenced`, naming the new holder, if the table is not this worker's any more."""
+        deadline = self._handle.deadline(timeout)
+        self._handle.store.txns.check_holder(self._version.table, deadline)
+
+    # --- its end
+
+    def release(self, *, timeout: float | None = None) -> None:
+        """Gives the table back, so that anyone may write to it, and closes the lease's handle.
+
+        Harmless when another has it, and when it is repeated.
+        """
+        if self._over:
+            return
+        deadline = self._handle.deadline(timeout)
+        self._over = True
+        self._release()
+        command = Release(self._version.table, self._holder.epoch)
+        try:
+            self._handle.store.txns.machine.submit(command, deadline)
+        finally:
+            self._handle.close(timeout=max(deadline.remaining(), 0.001))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        name, epoch = self._version.name, self.epoch
+        return f"<strandline.Lease of {name!r}, worker {self.worker!r}, epoch {epoch}>"
+
+    def _at(self, position: Any) -> Table:
+        return Table(self._handle, self._version, position=_encoded(position))
 
 
-def _listed(keys: Any) -> list[Any]:
-    if isinstance(keys, pa.Array | pa.ChunkedArray):
-        return keys.to_pylist()  # type: ignore[no-any-return]
-    if isinstance(keys, str | bytes | dict) or not hasattr(keys, "__iter__"):
-        raise UsageError(f"keys={keys!r}: pass a list of keys")
-    return list(keys)
+def _attached(
+    handle: Handle, version: TableVersion, worker: str, position: Any, timeout: float | None
+) -> Lease:
+    """Makes a new handle the holder of the table, whoever was it before. Waits for nobody."""
+    given: Any = worker
+    if not isinstance(given, str) or not given:
+        raise UsageError(f"worker={worker!r}: pass a name that says who holds the table")
+    _encoded(position)  # what cannot be committed later is refused now
+    handle.store.check_writable()
+    handle.deadline(timeout)  # and no other timeout than one
+    own = handle.another()
+    deadline = own.deadline(timeout)
+    try:
+        txns = own.store.txns
+        command = Attach(version.table, worker)
+        holder = txns.machine.submit(command, deadline, note=worker)
+        txns.epochs[version.table] = holder.epoch
+        return Lease(own, version, holder, position)
+    except BaseException:
+        # Where it is not known whether it happened, closing gives back what it may hold.
+        own.close(timeout=max(deadline.remaining(), 1.0))
+        raise
 
 
-def _all_full(prefixes: Sequence[tuple[Any, ...]], count: int) -> bool:
-    """Whether each of the keys has all its values."""
-    return all(len(prefix) == count for prefix in prefixes)
+def _encoded(position: Any) -> str | None:
+    if position is NOWHERE:
+        return None
+    try:
+        return json.dumps(position, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"position={position!r} is no JSON value: {error}") from error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args
 
 import pyarrow as pa
 
@@ -27,12 +27,12 @@ from strandline.errors import (
     UsageError,
 )
 from strandline.query import Scan
+from strandline.readable import ReadableTable
 from strandline.shard.look import Look
 from strandline.sql.run import run_sql
 from strandline.state.commands import Write
 from strandline.state.model import Batch, Entry, TableVersion
 from strandline.state.tokens import token_of
-from strandline.table import Table
 from strandline.times import Commit, told
 from strandline.txn.handle import Handle
 from strandline.txn.right_of_way import Tries
@@ -43,6 +43,7 @@ from strandline.write.ddl import SeenTables, new_table
 from strandline.write.edits import united_batch
 from strandline.write.proof import commit_proven
 from strandline.write.reads import Reads
+from strandline.write.rows import append, check_keyed, delete, overwrite, update
 from strandline.write.staged import Staged, new_id
 
 __all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable", "transact"]
@@ -122,7 +123,7 @@ class Transaction:
         """A table, to be read and written within this transaction. Errors: UnknownTable."""
         self._check_open()
         version = self._tables.named(name)
-        return TransactionTable(self, Table(self._handle, version, transaction=self))
+        return TransactionTable(self, self._handle, version)
 
     def __getitem__(self, name: str) -> TransactionTable:
         return self.table(name)
@@ -416,6 +417,22 @@ class Transaction:
         return batches
 
 
+class Getting(TypedDict, total=False):
+    """How rows are read by key."""
+
+    as_of: Any
+    timeout: float | None
+
+
+class Scanning(Getting, total=False):
+    """Which rows a scan reads, besides its columns and its condition."""
+
+    key_range: Any
+    key_ranges: Any
+    limit: int | None
+    raw: bool
+
+
 class TransactionTable:
     """A table within a transaction: what `Table` does, at the transaction's time.
 
@@ -423,9 +440,11 @@ class TransactionTable:
     after them in the same transaction.
     """
 
-    def __init__(self, transaction: Transaction, table: Table) -> None:
+    def __init__(self, transaction: Transaction, handle: Handle, version: TableVersion) -> None:
         self._transaction = transaction
-        self._table = table
+        self._handle = handle
+        self._version = version
+        self._table = ReadableTable(handle, version, transaction=transaction)
 
     @property
     def name(self) -> str:
@@ -437,21 +456,30 @@ class TransactionTable:
         """The table's columns."""
         return self._table.schema
 
-    def scan(self, *args: Any, **options: Any) -> Scan:
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        **options: Unpack[Scanning],
+    ) -> Scan:
         """As `Table.scan`."""
-        return self._table.scan(*args, **options)
+        return self._table.scan(columns, where, **options)
 
-    def get(self, *key: Any, **options: Any) -> pa.Table:
+    def get(
+        self, *key: Any, columns: Sequence[str] | None = None, **options: Unpack[Getting]
+    ) -> pa.Table:
         """As `Table.get`."""
-        return self._table.get(*key, **options)
+        return self._table.get(*key, columns=columns, **options)
 
-    def get_one(self, *key: Any, **options: Any) -> dict[str, Any] | None:
+    def get_one(self, *key: Any, **options: Unpack[Getting]) -> dict[str, Any] | None:
         """As `Table.get_one`."""
         return self._table.get_one(*key, **options)
 
-    def get_many(self, keys: Any, **options: Any) -> pa.Table:
+    def get_many(
+        self, keys: Any, *, columns: Sequence[str] | None = None, **options: Unpack[Getting]
+    ) -> pa.Table:
         """As `Table.get_many`."""
-        return self._table.get_many(keys, **options)
+        return self._table.get_many(keys, columns=columns, **options)
 
     def head(self, rows: int = 10) -> pa.Table:
         """The first rows by key."""
@@ -468,23 +496,52 @@ class TransactionTable:
 
     def append(self, data: Any, *, timeout: float | None = None) -> int:
         """As `Table.append`."""
-        return self._table.append(data, timeout=timeout).rows or 0
+        options = self._options("append", timeout)
+        return append(self._handle, self._version, data, options).rows or 0
 
     def upsert(self, data: Any, *, timeout: float | None = None) -> int:
         """As `Table.upsert`."""
-        return self._table.upsert(data, timeout=timeout).rows or 0
+        check_keyed(self._version)
+        options = self._options("upsert", timeout)
+        return append(self._handle, self._version, data, options).rows or 0
 
-    def delete(self, where: Any = None, **options: Any) -> int:
+    def delete(
+        self,
+        where: Any = None,
+        *,
+        keys: Any = None,
+        key_range: Any = None,
+        all: bool = False,  # noqa: A002  the word of the interface
+        timeout: float | None = None,
+    ) -> int:
         """As `Table.delete`."""
-        return self._table.delete(where, **options).rows or 0
+        options = self._options("delete", timeout)
+        gone = delete(
+            self._handle,
+            self._version,
+            options,
+            where=where,
+            keys=keys,
+            key_range=key_range,
+            everything=all,
+        )
+        return gone.rows or 0
 
-    def update(self, values: dict[str, Any], where: Any = None, **options: Any) -> int:
+    def update(
+        self, values: dict[str, Any], where: Any = None, *, timeout: float | None = None
+    ) -> int:
         """As `Table.update`."""
-        return self._table.update(values, where, **options).rows or 0
+        options = self._options("update", timeout)
+        return update(self._handle, self._version, values, where, options).rows or 0
 
-    def overwrite(self, data: Any, where: Any = None, **options: Any) -> int:
+    def overwrite(self, data: Any, where: Any = None, *, timeout: float | None = None) -> int:
         """As `Table.overwrite`."""
-        return self._table.overwrite(data, where, **options).rows or 0
+        options = self._options("overwrite", timeout)
+        return overwrite(self._handle, self._version, data, where, options).rows or 0
+
+    def _options(self, operation: str, timeout: float | None) -> WriteOptions:
+        self._transaction.version(self._version.table)  # before anything is staged for it
+        return self._transaction.options(operation, self._handle.deadline(timeout))
 
     def __repr__(self) -> str:
         return f"{self._table!r} in a transaction at {told(self._transaction.read_time)}"

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import strandline.table
 import strandline.txn.apply
+import strandline.write.rows
 from strandline.database import Database
 from strandline.errors import Fenced
 from strandline.parts.files.write import write_part
@@ -115,7 +115,7 @@ def test_a_write_that_slept_with_staged_parts_is_fenced_and_can_be_made_again(
         expire(txns(db), txns(other))
         return commit_writes(*given, **more)
 
-    monkeypatch.setattr(strandline.table, "commit_writes", asleep)
+    monkeypatch.setattr(strandline.write.rows, "commit_writes", asleep)
     with pytest.raises(Fenced, match="write the data again"):
         table.append(rows(4))
     assert keys(table) == [1, 2, 3]

@@ -99,6 +99,9 @@ CALLS: dict[str, Call] = {
     "Transaction.stage": lambda w, t: w.transaction.stage(timeout=t),
     "TransactionTable.append": lambda w, t: w.transaction["t"].append(ROW, timeout=t),
     "TransactionTable.upsert": lambda w, t: w.transaction["t"].upsert(ROW, timeout=t),
+    "TransactionTable.delete": lambda w, t: w.transaction["t"].delete("k = 1", timeout=t),
+    "TransactionTable.update": lambda w, t: w.transaction["t"].update({"v": "1"}, timeout=t),
+    "TransactionTable.overwrite": lambda w, t: w.transaction["t"].overwrite(ROW, timeout=t),
 }
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from strandline.database import Database
 from strandline.errors import ClockSkew, Fenced, Held, LocationError
 from strandline.ids import session_of
-from strandline.lease import Lease
 from strandline.state.model import Entry, Holder, TableVersion
 from strandline.state.sessions import is_open
+from strandline.table import Lease
 from strandline.testing.actors import Play, between, close, opened
 from strandline.testing.jobs import KEYS, arrow_of, rows_of
 from strandline.testing.reference import Operation, Put, Row
