@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -18,11 +18,9 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args
 
 import pyarrow as pa
 
-from strandline.env import Deadline, retry_delays
+from strandline.env import Deadline
 from strandline.errors import (
     AsOfTooOld,
-    LocationError,
-    TransactionConflict,
     UnknownTable,
     UsageError,
 )
@@ -35,7 +33,6 @@ from strandline.state.model import Batch, Entry, TableVersion
 from strandline.state.tokens import token_of
 from strandline.times import Commit, told
 from strandline.txn.handle import Handle
-from strandline.txn.right_of_way import Tries
 from strandline.txn.staging import Staging
 from strandline.txn.view import View, view_at
 from strandline.write.commit import WriteOptions
@@ -46,7 +43,7 @@ from strandline.write.reads import Reads
 from strandline.write.rows import append, check_keyed, delete, overwrite, update
 from strandline.write.staged import Staged, new_id
 
-__all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable", "transact"]
+__all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable"]
 
 A = TypeVar("A")
 Isolation = Literal["strict serializable", "serializable", "snapshot"]
@@ -545,61 +542,3 @@ class TransactionTable:
 
     def __repr__(self) -> str:
         return f"{self._table!r} in a transaction at {told(self._transaction.read_time)}"
-
-
-def transact(
-    handle: Handle,
-    function: Callable[[Transaction], A],
-    *,
-    isolation: str,
-    token: Any,
-    metadata: Mapping[str, str] | None,
-    timeout: float | None,
-) -> A:
-    """What `function` returns for a transaction that was committed; begun anew after a conflict.
-
-    An unknown outcome is asked for again with the token, if there is one, and raised if not.
-    """
-    deadline = handle.deadline(timeout)
-    env = handle.store.env
-    # Short ones: a conflict says that another got through, and who waits longer the more often it
-    # met one would never be the first against those who have just been.
-    pauses = iter(retry_delays(env, first_seconds=0.001, most_seconds=0.008))
-    with Tries(handle.store.way, env, deadline) as tries:
-        while True:
-            tries.begin()
-            transaction = Transaction(
-                handle,
-                isolation=isolation,
-                token=token,
-                metadata=metadata,
-                timeout=max(deadline.remaining(), 0.001),
-            )
-            try:
-                result = function(transaction)
-                _settled(transaction, deadline, handle)
-            except TransactionConflict:
-                transaction.rollback()
-                deadline.check(
-                    "a transaction that others keep changing the reads of", may_have_happened=False
-                )
-                env.sleep(min(next(pauses), deadline.remaining()))
-            except BaseException:
-                transaction.rollback()
-                raise
-            else:
-                return result
-
-
-def _settled(transaction: Transaction, deadline: Deadline, handle: Handle) -> None:
-    """Commits; with a token again and again while the outcome is not known."""
-    pauses = iter(retry_delays(handle.store.env, first_seconds=0.002, most_seconds=0.25))
-    while True:
-        try:
-            transaction.commit(timeout=max(deadline.remaining(), 0.001))
-        except LocationError as error:
-            if not (error.may_have_happened and transaction.has_token and deadline.remaining()):
-                raise
-            handle.store.env.sleep(min(next(pauses), deadline.remaining()))
-        else:
-            return

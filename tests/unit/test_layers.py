@@ -20,7 +20,7 @@ PACKAGE = Path(strandline.__file__).parent
 # but for those that lie flat in the package: the ground, and what users hold.
 # "" is strandline/__init__.py, the public names. A folder inside of a room is a room by itself.
 FLAT = [
-    {"connect", "database", "query", "readable", "table", "transaction"},
+    {"connect", "database", "operated", "query", "readable", "table", "transaction"},
     {"closing", "env", "errors", "ids", "settings", "times"},
 ]
 LAYERS: list[set[str]] = [
@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"cli", "server", "spark"},
     {"pipeline"},
     {""},
-    {"connect", "database", "query", "readable", "table", "transaction"},
+    {"connect", "database", "operated", "query", "readable", "table", "transaction"},
     {"sql"},
     {"write", "reports"},
     {"changes", "upkeep"},
