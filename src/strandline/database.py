@@ -40,6 +40,19 @@ class Database(OperatedDatabase):
 
     Made by `strandline.connect`. Close it, or use it as a context manager. In another process, by
     pickle or by fork, it opens the database anew, with a session of its own.
+
+    All examples of its methods and of tables begin with this, where `sl` is `strandline`:
+
+    >>> db = sl.connect("memory://")
+    >>> readings = db.create_table(
+    ...     "readings",
+    ...     {"sensor": [7, 7, 9], "at": [1, 2, 1], "value": [20.5, 21.0, 3.5]},
+    ...     row_keys="sensor",
+    ...     sort_keys="at",
+    ... )
+    >>> stock = db.create_table(
+    ...     "stock", {"item": ["apple", "pear"], "count": [5, 2]}, row_keys="item", kind="keyed"
+    ... )
     """
 
     # --- tables
@@ -81,6 +94,10 @@ class Database(OperatedDatabase):
         - online (true): whether maintenance visits the table.
 
         Raises `UsageError`, which names what is wrong and the remedy, with nothing written.
+
+        >>> orders = db.create_table("orders", {"id": [1, 2]}, row_keys="id", kind="keyed")
+        >>> len(orders)
+        2
         """
         _refuse_later(kind, aggregate=aggregate, merge=merge, keep=keep)
         options = self._options("create_table", timeout)
@@ -97,11 +114,19 @@ class Database(OperatedDatabase):
         return Table(self._handle, create_table(self._handle, new, options, exist_ok=exist_ok))
 
     def table(self, name: str) -> Table:
-        """The table of that name; `UnknownTable`, a `KeyError` too, names those that are near."""
+        """The table of that name; `UnknownTable`, a `KeyError` too, names those that are near.
+
+        >>> db.table("readings").row_keys
+        ('sensor',)
+        """
         return Table(self._handle, self._version(name), self._as_of)
 
     def tables(self) -> list[str]:
-        """The names of all tables, sorted."""
+        """The names of all tables, sorted.
+
+        >>> db.tables(), list(db) == db.tables(), "stock" in db
+        (['readings', 'stock'], True, True)
+        """
         store = self._handle.store
         look = store.txns.look()
         return [version.name for version in store.txns.tables(look, self._as_of)]
@@ -112,12 +137,22 @@ class Database(OperatedDatabase):
         """Ends a table. An `as_of` before this goes on seeing it while it is kept.
 
         With `missing_ok`, None where there is no such table.
+
+        >>> _ = db.drop_table("readings")
+        >>> "readings" in db
+        False
+        >>> db.drop_table("readings", missing_ok=True)
         """
         options = self._options("drop_table", timeout)
         return drop_table(self._handle, name, options, missing_ok=missing_ok)
 
     def rename_table(self, name: str, to: str, *, timeout: float | None = None) -> Commit:
-        """Gives a table another name, from now on. Handles on the table go on working."""
+        """Gives a table another name, from now on. Handles on the table go on working.
+
+        >>> _ = db.rename_table("stock", "shelf")
+        >>> stock.name
+        'shelf'
+        """
         validate_table_name(name_of(to))
         return rename_table(self._handle, name, to, self._options("rename_table", timeout))
 
@@ -136,6 +171,11 @@ class Database(OperatedDatabase):
         """All tables as of a moment; they can be read and not written.
 
         `moment` is an aware datetime, an ISO string with a zone, `Micros` or a `Commit`.
+
+        >>> before = stock.append([{"item": "fig", "count": 1}])
+        >>> _ = db.drop_table("stock")
+        >>> len(db.as_of(before)["stock"])
+        3
         """
         return Database(self._handle, parse_as_of(moment))
 
@@ -153,6 +193,11 @@ class Database(OperatedDatabase):
         is for planning it, and once more for each call that fetches rows, or batch of a stream. So
         does Ctrl-C. Either way nothing was written. Only a single value that takes long to compute,
         such as a list of millions of numbers, is waited for.
+
+        >>> db.sql("SELECT sensor, max(value) FROM readings GROUP BY ALL ORDER BY ALL").fetchall()
+        [(7, 21.0), (9, 3.5)]
+        >>> db.sql("DELETE FROM stock WHERE count < 3").rows
+        1
         """
         moment = self._as_of if as_of is None else parse_as_of(as_of)
         return run_sql(self._handle, text, moment, self._handle.deadline(timeout))
@@ -178,6 +223,11 @@ class Database(OperatedDatabase):
         tables comes in one change. A table that nothing happened to has no rows in it, and its
         time passes with that of the others. A table that is renamed keeps the name that it was
         asked by here; once one is dropped and all before that was given, it ends with UnknownTable.
+
+        >>> before = stock.append([{"item": "fig", "count": 1}])
+        >>> changes = db.subscribe(["readings", "stock"], before, until=stock.delete(keys=["fig"]))
+        >>> sum(change.tables["stock"].num_rows for change in changes)
+        1
         """
         self._refuse_past("has no changes to come; subscribe to the database itself")
         names = list(dict.fromkeys(map(name_of, _listed(tables))))
@@ -222,6 +272,14 @@ class Database(OperatedDatabase):
         each promises. The end of the block commits, at one time and visible at once; an exception
         in it discards. A commit whose reads were changed by others raises `TransactionConflict`:
         `transact` tries again by itself.
+
+        >>> with db.transaction() as tx:
+        ...     tx["stock"].delete(keys=["pear"])
+        ...     tx["readings"].append([{"sensor": 9, "at": 2, "value": 4.0}])
+        1
+        1
+        >>> tx.committed.tables
+        ('stock', 'readings')
         """
         self._refuse_past("cannot change")
         return Transaction(
@@ -243,6 +301,11 @@ class Database(OperatedDatabase):
         several times, so it should do nothing else than read and write in the transaction. After
         three conflicts the commits of others wait until it is through, for a second at most. An
         unknown outcome is raised, or with a token asked for again until it is known.
+
+        >>> db.transact(lambda tx: tx["stock"].update({"count": "count - 1"}, "item = 'pear'"))
+        1
+        >>> stock.get_one("pear")
+        {'item': 'pear', 'count': 1}
         """
         self._refuse_past("cannot change")
 
@@ -259,6 +322,10 @@ class Database(OperatedDatabase):
         `Transaction.merge` takes it up, here or in another process (`Staged.to_bytes`). In a keyed
         table the rows replace those of their keys once committed. `timeout` (seconds) is for
         writing them; nothing is committed.
+
+        >>> staged = db.stage({"stock": {"item": ["fig"], "count": [1]}, "readings": readings})
+        >>> db.transact(lambda tx: tx.merge(staged))
+        4
         """
         options = self._options("stage", timeout)
         # What was written stays for longer than it took to write it.
@@ -271,6 +338,10 @@ class Database(OperatedDatabase):
         Columns: commit, time, operation, tables, rows (as `Commit.rows` counts them), metadata,
         session. It goes back as far as the log does, of which a vacuum leaves the newest 1,000
         records or more.
+
+        >>> _ = stock.delete(keys=["pear"])
+        >>> db.history(2)["operation"].to_pylist()
+        ['delete', 'create_table']
         """
         deadline = self._handle.deadline(timeout)
         store = self._handle.store

@@ -58,6 +58,9 @@ class OperatedDatabase(Closing):
         table. A table that another is compacting is left alone (`claimed_by` in its report says
         who), unless with `force`. `timeout` (seconds) defaults to a day: this is long work. Safe
         beside everything.
+
+        >>> [(report.table, report.parts_after) for report in db.compact("readings")]
+        [('readings', 1)]
         """
         return compact(
             self._handle,
@@ -100,6 +103,9 @@ class OperatedDatabase(Closing):
         were writing an object goes as well. With `dry_run` nothing is written, and the report says
         what a run would do now. `progress` is told (table, objects deleted, objects in all).
         `timeout` (seconds) defaults to a day. Safe beside everything, itself included.
+
+        >>> [report.table for report in db.vacuum(dry_run=True)]
+        ['(transactions)']
         """
         store = self._handle.store
         if not dry_run:
@@ -123,6 +129,11 @@ class OperatedDatabase(Closing):
         afterwards, unless somebody holds it (`held_by` in the report says who). History goes from
         its beginning only. What is over is deleted by a vacuum, at once or, while the deletion
         delay lasts, by a later one. `table`, `progress` and `timeout` as in `vacuum`.
+
+        >>> commit = stock.delete(keys=["pear"])
+        >>> [pruned] = db.prune("stock", before=commit)
+        >>> pruned.since == commit.micros, pruned.held_by
+        (True, ())
         """
         store = self._handle.store
         store.check_writable()
@@ -138,6 +149,9 @@ class OperatedDatabase(Closing):
         `table` is a name, a list of names, or None for all tables that are online. Returns, per
         table, the leaves before and after, and how many stay too large because a single row key
         fills them. No data is rewritten. `timeout` (seconds) defaults to a day.
+
+        >>> [(report.table, report.leaves_after) for report in db.split(["readings", "stock"])]
+        [('readings', 1), ('stock', 1)]
         """
         return split(self._handle, _names(table), self._long(timeout))
 
@@ -150,6 +164,9 @@ class OperatedDatabase(Closing):
 
         `rows` are those that a scan would give, where that is known from the parts' metadata or
         by reading at most a million updates; else null, unless `count` says to read all it takes.
+
+        >>> db.status().select(["table", "rows"]).to_pylist()
+        [{'table': 'readings', 'rows': 3}, {'table': 'stock', 'rows': 2}]
         """
         return status(self._handle, self._as_of, self._handle.deadline(timeout), count=count)
 
@@ -162,6 +179,9 @@ class OperatedDatabase(Closing):
         "vacuum" if the next one deletes it); "state" (rollups, pages, receipts, milestones, the
         marker); "log" (records kept, bytes are null); "unknown" (no state names it: under way, or
         left behind by a process that died; "unfinished" what it was still writing).
+
+        >>> sorted(set(db.usage()["use"].to_pylist()))
+        ['log', 'not applied', 'state']
         """
         return usage(self._handle, self._handle.deadline(timeout))
 
@@ -169,6 +189,9 @@ class OperatedDatabase(Closing):
         """One row per shard, the txns shard (`table` is null) first: how long its log is.
 
         Columns: table, shard, seqno, log_records (kept in the log), rollups, sessions.
+
+        >>> db.shards()["table"].to_pylist()
+        [None, 'readings', 'stock']
         """
         return shards(self._handle, self._handle.deadline(timeout))
 
@@ -187,6 +210,9 @@ class OperatedDatabase(Closing):
         rollup), "holds" (and the sessions), or "part", for which `key` is an object key or a
         part's id. What columns there are depends on it, and may change between versions: this is
         for people.
+
+        >>> db.inspect("log", limit=1).num_rows
+        1
         """
         shard = None if table is None else self._version(table).table
         return inspect(
@@ -206,6 +232,9 @@ class OperatedDatabase(Closing):
         plausible, or this is called. And where commits were made with a clock that was ahead, this
         lets others write again: their commits get times right after those. Returns the time by
         which retention goes now. ClockSkew if the location's clock says otherwise.
+
+        >>> db.confirm_clock() > sl.Micros(0)
+        True
         """
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
@@ -218,6 +247,9 @@ class OperatedDatabase(Closing):
         (`Corruption`) as far as that can be known. Restoring the newest log loses nothing; where
         there is none, this lets others write again. Returns how many records of the log are given
         up, at least: 0 if it is the newest that anything is known of. It cannot be undone.
+
+        >>> db.confirm_restore()
+        0
         """
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
@@ -234,6 +266,9 @@ class OperatedDatabase(Closing):
         shard), holds (tables that it holds exclusively), opened, last_commit (as far as the log
         tells), uncommitted_objects, uncommitted_bytes (that it wrote, and nothing names yet or any
         more), shard. It lists the objects of each session.
+
+        >>> set(db.sessions()["state"].to_pylist())
+        {'open'}
         """
         return sessions(self._handle.store, self._handle.deadline(timeout))
 
@@ -255,7 +290,12 @@ class OperatedDatabase(Closing):
     # --- the handle
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Ends background work and this handle's session. Closing twice is harmless."""
+        """Ends background work and this handle's session. Closing twice is harmless.
+
+        >>> db.close()
+        >>> db
+        <strandline.Database 'memory://', closed>
+        """
         self._handle.close(timeout=timeout)
 
     # --- inside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import pyarrow as pa
 
@@ -25,7 +25,23 @@ from strandline.txn.view import View, view_of
 from strandline.write.commit import Pending
 from strandline.write.rows import prefixes_of
 
-__all__ = ["ReadableTable", "changes_wanted"]
+__all__ = ["Getting", "ReadableTable", "Scanning", "changes_wanted"]
+
+
+class Getting(TypedDict, total=False):
+    """How rows are read by key."""
+
+    as_of: Any
+    timeout: float | None
+
+
+class Scanning(Getting, total=False):
+    """Which rows a scan reads, besides its columns and its condition."""
+
+    key_range: Any
+    key_ranges: Any
+    limit: int | None
+    raw: bool
 
 
 class ReadableTable:
@@ -80,6 +96,11 @@ class ReadableTable:
 
         `moment` is an aware datetime, an ISO string with a zone, `Micros` or a `Commit`. Raises
         `UnknownTable` if the table was not there then.
+
+        >>> before = stock.append([{"item": "fig", "count": 1}])
+        >>> _ = stock.delete(all=True)
+        >>> len(stock.as_of(before)), len(stock)
+        (3, 0)
         """
         return self._at(parse_as_of(moment))
 
@@ -104,6 +125,9 @@ class ReadableTable:
         `key_ranges` is a list of such pairs, which may overlap. `raw=True` gives the stored
         updates up to `as_of`, with `__time` and `__diff`. Raises `UsageError` for unknown columns,
         statements in `where`, and keys of the wrong type.
+
+        >>> readings.scan(["at", "value"], "value > 20", key_range=(7, 9)).to_arrow().to_pylist()
+        [{'at': 1, 'value': 20.5}, {'at': 2, 'value': 21.0}]
         """
         rows = limit_of(limit)
         if as_of is not None:
@@ -136,6 +160,11 @@ class ReadableTable:
         """All rows whose keys begin with `key`, sorted; an empty table if there are none.
 
         `key` is a value of the first key, or of several: `get(7)`, `get(7, noon)` or as a tuple.
+
+        >>> readings.get(7)["value"].to_pylist()
+        [20.5, 21.0]
+        >>> readings.get(7, 2)["value"].to_pylist()
+        [21.0]
         """
         if as_of is not None:
             return self.as_of(as_of).get(*key, columns=columns, timeout=timeout)
@@ -144,7 +173,11 @@ class ReadableTable:
     def get_one(
         self, *key: Any, as_of: Any = None, timeout: float | None = None
     ) -> dict[str, Any] | None:
-        """The row of one full key of a `keyed` table as a dict, or None."""
+        """The row of one full key of a `keyed` table as a dict, or None.
+
+        >>> stock.get_one("pear")
+        {'item': 'pear', 'count': 2}
+        """
         if as_of is not None:
             return self.as_of(as_of).get_one(*key, timeout=timeout)
         if self.kind != "keyed":
@@ -167,13 +200,21 @@ class ReadableTable:
         as_of: Any = None,
         timeout: float | None = None,
     ) -> pa.Table:
-        """All rows whose keys begin with any of `keys`, sorted, each once."""
+        """All rows whose keys begin with any of `keys`, sorted, each once.
+
+        >>> stock.get_many(["pear", "fig", "apple"])["item"].to_pylist()
+        ['apple', 'pear']
+        """
         if as_of is not None:
             return self.as_of(as_of).get_many(keys, columns=columns, timeout=timeout)
         return self._rows(prefixes_of(self._version, keys, "use scan"), columns, timeout)
 
     def head(self, rows: int = 10, *, timeout: float | None = None) -> pa.Table:
-        """The first rows by key."""
+        """The first rows by key.
+
+        >>> readings.head(1).to_pylist()
+        [{'sensor': 7, 'at': 1, 'value': 20.5}]
+        """
         return self.scan(limit=rows, timeout=timeout).to_arrow()
 
     def subscribe(
@@ -215,6 +256,11 @@ class ReadableTable:
         who subscribes under the same name takes over. Errors: AsOfTooOld if the changes after
         `start` are not kept any more, UnknownTable once the table was dropped and all before that
         was given, Fenced if another took over.
+
+        >>> before = stock.append([{"item": "fig", "count": 1}])
+        >>> changes = stock.subscribe(before, until=stock.delete(keys=["fig"]))
+        >>> [row for change in changes for row in change.rows.select(["item", "__op"]).to_pylist()]
+        [{'item': 'fig', '__op': 'delete'}]
         """
         if self._as_of is not None:
             raise UsageError(

@@ -61,12 +61,21 @@ class Table(ReadableTable):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties of the table; `Database.create_table` says what they are."""
+        """All properties of the table; `Database.create_table` says what they are.
+
+        >>> readings.properties["retention"]
+        '7 days'
+        """
         version = self._fresh()
         return {name: property_of(version, name) for name in PROPERTIES}
 
     def set(self, *, timeout: float | None = None, **properties: Any) -> Commit:
-        """Changes properties, those named and no others."""
+        """Changes properties, those named and no others.
+
+        >>> _ = readings.set(retention="30 days", online=False)
+        >>> readings.properties["retention"]
+        '30 days'
+        """
         options = self._options("set", None, None, timeout)
         return set_properties(self._handle, self._version, properties, options)
 
@@ -75,6 +84,10 @@ class Table(ReadableTable):
 
         Columns: commit, time, operation, tables, rows (of this table, as `Commit.rows` counts
         them), metadata, session.
+
+        >>> _ = stock.delete(keys=["pear"], metadata={"by": "me"})
+        >>> stock.history(1).select(["operation", "rows", "metadata"]).to_pylist()
+        [{'operation': 'delete', 'rows': 1, 'metadata': [('by', 'me')]}]
         """
         return history(
             self._handle.store,
@@ -91,6 +104,9 @@ class Table(ReadableTable):
         retractions included; an estimate where parts span leaves), bytes, parts (given to the
         leaf), level_zero (parts with keys in it, not given to it yet), entries (commits with keys
         in it that are not applied yet), parent (the leaf that it was split from).
+
+        >>> readings.partitions().select(["leaf", "lower", "upper", "entries"]).to_pylist()
+        [{'leaf': 1, 'lower': None, 'upper': None, 'entries': 1}]
         """
         deadline = self._handle.deadline(timeout)
         return partitions(self._handle, self._version.table, self._as_of, deadline)
@@ -101,6 +117,10 @@ class Table(ReadableTable):
         Columns: place ("leaf 3", "L0", or "entry" for a commit that is not applied yet), part (its
         object key), rows, bytes, first, last (keys as text), whole (every row of it belongs to
         that place), distinct (no two rows share a key), time (of its newest row).
+
+        >>> _ = db.compact("readings")
+        >>> readings.parts().select(["place", "rows"]).to_pylist()
+        [{'place': 'leaf 1', 'rows': 3}]
         """
         return parts(self._handle, self._version.table, self._as_of, self._handle.deadline(timeout))
 
@@ -110,12 +130,22 @@ class Table(ReadableTable):
         Columns: hold (its id), kind ("retention", "subscription", …), since (reads from that time
         on stay exact; null: any may go), seqno (what dies at a later one stays), session (with
         whose end it ends; null: it stays until it is closed), epoch, note.
+
+        >>> _ = db.compact("readings")
+        >>> readings.holds()["kind"].to_pylist()
+        ['retention']
         """
         deadline = self._handle.deadline(timeout)
         return holds_of(self._handle.store, self._version.table, deadline)
 
     def drop_subscription(self, name: str, *, timeout: float | None = None) -> bool:
-        """Ends what `subscribe(name=...)` keeps; False if there is no such subscription."""
+        """Ends what `subscribe(name=...)` keeps; False if there is no such subscription.
+
+        >>> with stock.subscribe(name="mail") as changes:
+        ...     _ = next(changes)
+        >>> stock.drop_subscription("mail"), stock.drop_subscription("mail")
+        (True, False)
+        """
         store, deadline = self._handle.store, self._handle.deadline(timeout)
         store.check_writable()
         return drop_subscription(store, self._version.table, name, deadline)
@@ -137,6 +167,9 @@ class Table(ReadableTable):
         `format` is "parquet", "csv" or "json" (a line for each row), or told by the file's name.
         In bounded memory, as of one moment; the file appears whole or not at all. One that is
         there already is replaced only with `overwrite`.
+
+        >>> readings.export("readings.csv", where="sensor = 7")
+        2
         """
         rows = self.scan(columns, where, key_range=key_range, as_of=as_of, timeout=timeout)
         return export(rows.to_reader(), path, format, overwrite=overwrite)
@@ -156,6 +189,11 @@ class Table(ReadableTable):
         `data` is anything that speaks Arrow (tables, batches, readers of any length, datasets),
         pandas, Polars, a DuckDB relation, a dict of columns, a list of dicts, or an iterable of
         Arrow batches. Columns are found by name; those that are missing become null.
+
+        >>> readings.append({"sensor": [8], "at": [1], "value": [1.5]}).rows
+        1
+        >>> len(readings)
+        4
         """
         options = self._options("append", token, metadata, timeout)
         return append(self._handle, self._version, data, options)
@@ -168,7 +206,13 @@ class Table(ReadableTable):
         metadata: dict[str, str] | None = None,
         timeout: float | None = None,
     ) -> Commit:
-        """Writes rows of a `keyed` table: each replaces the row of its full key, or is new."""
+        """Writes rows of a `keyed` table: each replaces the row of its full key, or is new.
+
+        >>> stock.upsert([{"item": "apple", "count": 6}, {"item": "fig", "count": 1}]).rows
+        2
+        >>> len(stock)
+        3
+        """
         check_keyed(self._version)
         options = self._options("upsert", token, metadata, timeout)
         return append(self._handle, self._version, data, options)
@@ -188,6 +232,11 @@ class Table(ReadableTable):
 
         `keys` are full keys or prefixes; a `keyed` table deletes full keys without reading.
         `where` and `key_range` may be given together. Everything goes only with `all=True`.
+
+        >>> readings.delete("value < 10").rows
+        1
+        >>> stock.delete(keys=["apple"]).rows
+        1
         """
         options = self._options("delete", token, metadata, timeout)
         return delete(
@@ -213,6 +262,11 @@ class Table(ReadableTable):
 
         `update({"value": "value * 2"}, where="sensor = 7")`. All expressions see the row as it
         was. The keys of a `keyed` table cannot be set.
+
+        >>> readings.update({"value": "value * 2"}, "sensor = 7").rows
+        2
+        >>> readings.get(7)["value"].to_pylist()
+        [41.0, 42.0]
         """
         options = self._options("update", token, metadata, timeout)
         return update(self._handle, self._version, values, where, options)
@@ -226,7 +280,12 @@ class Table(ReadableTable):
         metadata: dict[str, str] | None = None,
         timeout: float | None = None,
     ) -> Commit:
-        """Replaces all rows, or those for which `where` is true, by `data` in one commit."""
+        """Replaces all rows, or those for which `where` is true, by `data` in one commit.
+
+        >>> _ = stock.overwrite([{"item": "plum", "count": 3}], "count < 5")
+        >>> stock.scan().to_arrow()["item"].to_pylist()
+        ['apple', 'plum']
+        """
         options = self._options("overwrite", token, metadata, timeout)
         return overwrite(self._handle, self._version, data, where, options)
 
@@ -244,6 +303,10 @@ class Table(ReadableTable):
         To move work without a pause, let the new worker read up to where the old one is, and
         attach when it has caught up: what the old one commits until then counts, and the rest is
         refused.
+
+        >>> with stock.attach("worker-1", position=40) as lease:
+        ...     lease.position, lease.upsert([{"item": "fig", "count": 1}], position=41).rows
+        (40, 1)
         """
         if self._as_of is not None:
             raise UsageError(
@@ -254,6 +317,11 @@ class Table(ReadableTable):
     def safe_to_prune(self, *, timeout: float | None = None) -> Any:
         """Up to where a log upstream may be pruned: the position that the last commit with one
         brought along, and None if none did. Positions that were refused do not count.
+
+        >>> with stock.attach("worker-1") as lease:
+        ...     _ = lease.delete(keys=["pear"], position={"offset": 41})
+        >>> stock.safe_to_prune()
+        {'offset': 41}
         """
         deadline = self._handle.deadline(timeout)
         txns = self._handle.store.txns
@@ -303,6 +371,14 @@ class Lease:
 
     Writes take `position=`: up to where they go in the log that the worker reads, as any JSON
     value. It is committed with them, or not at all.
+
+    In the examples of its methods, `lease` is `stock.attach("worker-1")`.
+
+    >>> with stock.attach("worker-1") as lease:
+    ...     _ = lease.delete(keys=["pear"], position=41)
+    >>> with stock.attach("worker-2") as lease:
+    ...     lease.epoch, lease.position
+    (2, 41)
     """
 
     def __init__(
@@ -340,17 +416,31 @@ class Lease:
     # --- writing
 
     def append(self, data: Any, *, position: Any = NOWHERE, **options: Unpack[Writing]) -> Commit:
-        """As `Table.append`."""
+        """As `Table.append`.
+
+        >>> lease.append([{"item": "fig", "count": 1}], position=41).rows
+        1
+        >>> stock.safe_to_prune()
+        41
+        """
         return self._at(position).append(data, **options)
 
     def upsert(self, data: Any, *, position: Any = NOWHERE, **options: Unpack[Writing]) -> Commit:
-        """As `Table.upsert`."""
+        """As `Table.upsert`.
+
+        >>> lease.upsert([{"item": "pear", "count": 1}], position=41).rows
+        1
+        """
         return self._at(position).upsert(data, **options)
 
     def delete(
         self, where: Any = None, *, position: Any = NOWHERE, **options: Unpack[Deleting]
     ) -> Commit:
-        """As `Table.delete`."""
+        """As `Table.delete`.
+
+        >>> lease.delete("count < 3", position=41).rows
+        1
+        """
         return self._at(position).delete(where, **options)
 
     def update(
@@ -361,13 +451,21 @@ class Lease:
         position: Any = NOWHERE,
         **options: Unpack[Writing],
     ) -> Commit:
-        """As `Table.update`."""
+        """As `Table.update`.
+
+        >>> lease.update({"count": "count + 1"}, "item = 'pear'", position=41).rows
+        1
+        """
         return self._at(position).update(values, where, **options)
 
     def overwrite(
         self, data: Any, where: Any = None, *, position: Any = NOWHERE, **options: Unpack[Writing]
     ) -> Commit:
-        """As `Table.overwrite`."""
+        """As `Table.overwrite`.
+
+        >>> lease.overwrite([{"item": "fig", "count": 1}], position=41).tables
+        ('stock',)
+        """
         return self._at(position).overwrite(data, where, **options)
 
     def transaction(
@@ -379,7 +477,14 @@ class Lease:
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Transaction:
-        """As `Database.transaction`, for this table and any others that nobody holds."""
+        """As `Database.transaction`, for this table and any others that nobody holds.
+
+        >>> with lease.transaction(position=42) as tx:
+        ...     tx["stock"].delete(keys=["pear"]), tx["readings"].delete("sensor = 9")
+        (1, 1)
+        >>> stock.safe_to_prune()
+        42
+        """
         text = _encoded(position)
         return Transaction(
             self._handle,
@@ -391,7 +496,13 @@ class Lease:
         )
 
     def check(self, *, timeout: float | None = None) -> None:
-        """`Fenced`, naming the new holder, if the table is not this worker's any more."""
+        """`Fenced`, naming the new holder, if the table is not this worker's any more.
+
+        >>> with stock.attach("worker-2"):
+        ...     lease.check()
+        Traceback (most recent call last):
+        strandline.errors.Fenced: table 'stock' is no longer held by this lease (epoch 1): ...
+        """
         deadline = self._handle.deadline(timeout)
         self._handle.store.txns.check_holder(self._version.table, deadline)
 
@@ -401,6 +512,10 @@ class Lease:
         """Gives the table back, so that anyone may write to it, and closes the lease's handle.
 
         Harmless when another has it, and when it is repeated.
+
+        >>> lease.release()
+        >>> stock.delete(keys=["pear"]).rows
+        1
         """
         if self._over:
             return

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Literal, Self, TypeVar, Unpack, get_args
 
 import pyarrow as pa
 
@@ -25,8 +25,7 @@ from strandline.errors import (
     UsageError,
 )
 from strandline.query import Scan
-from strandline.readable import ReadableTable
-from strandline.shard.look import Look
+from strandline.readable import Getting, ReadableTable, Scanning
 from strandline.sql.run import run_sql
 from strandline.state.commands import Write
 from strandline.state.model import Batch, Entry, TableVersion
@@ -69,6 +68,15 @@ class Transaction:
 
     In all of them no row is deleted or updated twice. Appends and other writes that rest on no read
     never conflict.
+
+    In the examples of its methods, `tx` is `db.transaction()`.
+
+    >>> with db.transaction() as tx:
+    ...     pears = tx["stock"].get_one("pear")["count"]
+    ...     tx["stock"].upsert([{"item": "pear", "count": pears - 1}])
+    1
+    >>> stock.get_one("pear")
+    {'item': 'pear', 'count': 1}
     """
 
     def __init__(
@@ -117,7 +125,11 @@ class Transaction:
     # --- what users hold
 
     def table(self, name: str) -> TransactionTable:
-        """A table, to be read and written within this transaction. Errors: UnknownTable."""
+        """A table, to be read and written within this transaction. Errors: UnknownTable.
+
+        >>> tx.table("stock").delete("count > 3")
+        1
+        """
         self._check_open()
         version = self._tables.named(name)
         return TransactionTable(self, self._handle, version)
@@ -139,6 +151,11 @@ class Transaction:
         """A table that is there once this is committed, with what is written to it meanwhile.
 
         As `Database.create_table`: `schema` may be data, which are its first rows.
+
+        >>> len(tx.create_table("orders", {"id": [1, 2]}, row_keys="id"))
+        2
+        >>> "orders" in db
+        False
         """
         self._check_open()
         store = self._handle.store
@@ -153,7 +170,13 @@ class Transaction:
         return table
 
     def drop_table(self, name: str) -> None:
-        """Ends a table with this commit, and what was written to it here is not. UnknownTable."""
+        """Ends a table with this commit, and what was written to it here is not. UnknownTable.
+
+        >>> tx.drop_table("stock")
+        >>> _ = tx.commit()
+        >>> "stock" in db
+        False
+        """
         self._check_open()
         self._handle.store.check_writable()
         table = self._tables.drop(name)
@@ -161,13 +184,24 @@ class Transaction:
         self._rows.pop(table, None)
 
     def rename_table(self, name: str, to: str) -> None:
-        """Gives a table another name, with this commit. Errors: UnknownTable, UsageError."""
+        """Gives a table another name, with this commit. Errors: UnknownTable, UsageError.
+
+        >>> tx.rename_table("stock", "shelf")
+        >>> len(tx["shelf"])
+        2
+        """
         self._check_open()
         self._handle.store.check_writable()
         self._tables.rename(name, to)
 
     def sql(self, query: str, *, timeout: float | None = None) -> Any:
-        """Runs one statement: a query gives a `Relation`, a write the number of rows written."""
+        """Runs one statement: a query gives a `Relation`, a write the number of rows written.
+
+        >>> tx.sql("UPDATE stock SET count = count + 1")
+        2
+        >>> tx.sql("SELECT sum(count) FROM stock").fetchall()
+        [(9,)]
+        """
         self._check_open()
         result = run_sql(self._handle, query, None, self._handle.deadline(timeout), self)
         return (result.rows or 0) if isinstance(result, Commit) else result
@@ -178,6 +212,11 @@ class Transaction:
         Errors: TransactionConflict (something that was read has changed; nothing was written),
         UnknownTable (a table was dropped), Fenced, and LocationError, whose `may_have_happened`
         says whether it may have been committed. Then, and with a token, it may be called again.
+
+        >>> tx["stock"].delete(keys=["pear"])
+        1
+        >>> tx.commit().tables
+        ('stock',)
         """
         if self.committed is not None:
             return self.committed
@@ -212,6 +251,11 @@ class Transaction:
 
         Any number of them. What its writes were computed from may not have been written by others
         since. Errors: UnknownTable, UsageError (of another database).
+
+        >>> tx.merge(db.stage({"stock": [{"item": "fig", "count": 1}]}))
+        1
+        >>> len(tx["stock"])
+        3
         """
         self._check_open()
         store = self._handle.store
@@ -233,6 +277,12 @@ class Transaction:
         """Ends the transaction without a commit: what it wrote, for `merge` into another.
 
         What it has read goes along: whoever commits is refused if that was changed by others.
+
+        >>> tx["stock"].delete(keys=["pear"])
+        1
+        >>> staged = tx.stage()
+        >>> db.transact(lambda other: other.merge(staged))
+        1
         """
         self._check_open()
         if self._tables.changed:
@@ -255,7 +305,14 @@ class Transaction:
         return [each for staged in self._merged for each in staged.ids]
 
     def rollback(self) -> None:
-        """Discards what was written here; nothing of it was ever visible."""
+        """Discards what was written here; nothing of it was ever visible.
+
+        >>> tx["stock"].delete(all=True)
+        2
+        >>> tx.rollback()
+        >>> len(stock)
+        2
+        """
         if not self._over:
             self._over = "was rolled back"
             self._writes.clear()
@@ -412,22 +469,6 @@ class Transaction:
             self._writes[table] = [replace(self._writes[table][-1], batch=one)]
             return [one]
         return batches
-
-
-class Getting(TypedDict, total=False):
-    """How rows are read by key."""
-
-    as_of: Any
-    timeout: float | None
-
-
-class Scanning(Getting, total=False):
-    """Which rows a scan reads, besides its columns and its condition."""
-
-    key_range: Any
-    key_ranges: Any
-    limit: int | None
-    raw: bool
 
 
 class TransactionTable:
