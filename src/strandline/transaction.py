@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
 import pyarrow as pa
 
 from strandline.env import Deadline
 from strandline.errors import (
-    AsOfTooOld,
     UnknownTable,
     UsageError,
 )
@@ -33,10 +32,11 @@ from strandline.state.tokens import token_of
 from strandline.times import Commit, told
 from strandline.txn.handle import Handle
 from strandline.txn.staging import Staging
-from strandline.txn.view import View, view_at
+from strandline.txn.view import View
 from strandline.write.commit import WriteOptions
-from strandline.write.ddl import SeenTables, new_table
+from strandline.write.ddl import new_table
 from strandline.write.edits import united_batch
+from strandline.write.moment import Moment
 from strandline.write.proof import commit_proven
 from strandline.write.reads import Reads
 from strandline.write.rows import append, check_keyed, delete, overwrite, update
@@ -44,7 +44,6 @@ from strandline.write.staged import Staged, new_id
 
 __all__ = ["STAGING_SECONDS", "Isolation", "Transaction", "TransactionTable"]
 
-A = TypeVar("A")
 Isolation = Literal["strict serializable", "serializable", "snapshot"]
 
 STAGING_SECONDS = 7 * 86_400.0
@@ -103,24 +102,26 @@ class Transaction:
         known = txns.machine.known(deadline)
         if isolation != "serializable" or not known.seqno:
             known = txns.look(deadline)
-        self._tables = SeenTables(handle, known)
+        self._moment = Moment(handle, known)
+        self._tables = self._moment.tables
         self._reads = Reads(snapshot=isolation == "snapshot")
-        self._bases: dict[str, View] = {}
         self._writes: dict[str, list[Entry]] = {}
         self._rows: Counter[str] = Counter()
         """Per table, rows that the writes add, change or take away."""
         self._merged: list[Staged] = []
         """They keep their sessions alive."""
-        self._has_read = False
-        """Whether anything was read. Before that, the time that is read may move on."""
         self._lock = threading.Lock()
         self._over = ""
-        self.read_time = txns.latest(known)
-        """The time at which everything is read, in µs; -1 in a database without a commit. If a
-        table keeps no history of it any more when it is read, it becomes a later one, as long as
-        nothing was read."""
         self.committed: Commit | None = None
         """What was committed, once it was."""
+
+    @property
+    def read_time(self) -> int:
+        """The time at which everything is read, in µs; -1 in a database without a commit. If a
+        table keeps no history of it any more when it is read, it becomes a later one, as long as
+        nothing was read.
+        """
+        return self._moment.time
 
     # --- what users hold
 
@@ -355,8 +356,13 @@ class Transaction:
         """The table with that id as the transaction sees it; what is read of it is remembered."""
         self._check_open()
         version = self.version(table)
-        base = self._bases.get(table) or self._based(table, deadline)
-        own = tuple(self._writes.get(table, ()))
+        base = self._moment.view(table, deadline)
+        time = base.as_of
+        # As if written at the time that is read, which may have moved on since.
+        own = tuple(
+            each if each.time == time else replace(each, time=time)
+            for each in self._writes.get(table, ())
+        )
         # The base knows it by the name of the moment that is read.
         return replace(
             base,
@@ -365,7 +371,7 @@ class Transaction:
             own=own,
             # What is new here nobody else can change.
             seen=None if self._tables.new(table) else partial(self._reads.saw, table),
-            given=partial(self._gave, base.as_of),
+            given=partial(self._moment.gave, base.as_of),
         )
 
     def add(self, writes: Sequence[tuple[TableVersion, Write]]) -> Commit:
@@ -377,7 +383,6 @@ class Transaction:
             if not write.batch.rows:
                 continue
             with self._lock:
-                # As if written at the time that is read, after everything else of that time.
                 time = max(0, self.read_time)
                 entry = Entry(version.table, time, next(_ordinals), "", write.batch)
                 self._writes.setdefault(version.table, []).append(entry)
@@ -394,63 +399,6 @@ class Transaction:
             for table in self._writes
             for number, batch in enumerate(self._batches(table, options))
         ]
-
-    def _based(self, table: str, deadline: Deadline) -> View:
-        """The table as others left it, at the time that is read."""
-        while True:
-            with self._lock:
-                look, time = self._tables.look(deadline), self.read_time
-            try:
-                base = self._base(table, look, time, deadline)
-            except AsOfTooOld:
-                if not self._moves_on(time, deadline):
-                    raise
-                continue
-            with self._lock:
-                if self._has_read:
-                    self._bases[table] = base
-            return base
-
-    def _base(self, table: str, look: Look, time: int, deadline: Deadline) -> View:
-        store = self._handle.store
-        new = self._tables.new(table)
-        if new is not None:
-            # Also in a database without a commit, whose time is -1.
-            return view_at(store, look, new, max(0, time), deadline)
-        version = store.txns.table_by_id(look, table)
-        return view_at(store, look, version, time, deadline)
-
-    def _moves_on(self, before: int, deadline: Deadline) -> bool:
-        """Whether the time that is read is a later one than `before` now, as that is given up.
-
-        It moves while nothing was read. What this handle knew may be long ago, and would stay so:
-        nothing else looks for more.
-        """
-        txns = self._handle.store.txns
-        look = txns.look(deadline)
-        latest = txns.latest(look)
-        with self._lock:
-            if self._has_read or latest <= self.read_time:
-                return self.read_time > before
-            self.read_time = latest
-            self._tables.move_on(look)
-            for table, entries in self._writes.items():
-                self._writes[table] = [replace(entry, time=latest) for entry in entries]
-        return True
-
-    def _gave(self, time: int) -> None:
-        """A read of that time gives its first rows: from now on the transaction is there.
-
-        SUBTLE: of several reads that begin at once one may have moved the time. What the others
-        have found was not given to anybody yet, and they begin anew.
-        """
-        with self._lock:
-            if max(0, self.read_time) != max(0, time):
-                raise AsOfTooOld(
-                    f"the transaction went on from {time}, which is not kept any more, to "
-                    f"{self.read_time} before it had read anything; read again"
-                )
-            self._has_read = True
 
     def _check_open(self) -> None:
         if self._over:
