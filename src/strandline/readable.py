@@ -320,13 +320,13 @@ class ReadableTable:
         version = txns.table_by_id(look, self._version.table, as_of)
         return type(self)(self._handle, version, as_of)
 
-    def _fresh(self, deadline: Deadline | None = None) -> TableVersion:
+    def _fresh(self) -> TableVersion:
         """The table as it is called and set now; UnknownTable once it was dropped."""
         if self._transaction is not None:
             # What the transaction made or renamed nobody else knows yet.
             return self._transaction.version(self._version.table)
         txns = self._handle.store.txns
-        look = txns.look(deadline or self._handle.deadline(None))
+        look = txns.look(self._handle.deadline(None))
         return txns.table_by_id(look, self._version.table, self._as_of)
 
     def _view(self, deadline: Deadline) -> View:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from strandline.env import Deadline, retry_delays
 from strandline.errors import LocationError, TransactionConflict
@@ -22,7 +22,7 @@ class Try(Protocol):
     def has_token(self) -> bool:
         """Whether a second commit would find out what became of the first."""
 
-    def commit(self, *, timeout: float) -> Any:
+    def commit(self, *, timeout: float) -> object:
         """Commits; TransactionConflict if others changed what was read."""
 
     def rollback(self) -> None:
