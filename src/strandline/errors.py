@@ -47,6 +47,10 @@ class StrandlineError(Exception):
 
     kind = "error"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors of tasks come back in pickles: not by `__init__`, which takes what `args` lacks.
+        return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
+
 
 class UsageError(StrandlineError):
     """The request cannot be served however often it is made."""
