@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"cli", "server", "spark"},
     {"pipeline"},
     {""},
+    {"distributed"},
     {"connect", "database", "operated", "query", "readable", "table", "transaction"},
     {"sql"},
     {"write", "reports"},
