@@ -59,7 +59,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def partitions_of(spark: SparkSession, rows: int) -> int:
     """As many partitions as the import makes of so many rows."""
-    from strandline.pipeline.ranges import leaves_wanted, ranges_wanted
+    from strandline.distributed.ranges import leaves_wanted, ranges_wanted
 
     cores = spark.sparkContext.defaultParallelism
     return ranges_wanted(rows, leaves_wanted(rows, 8_000_000, cores), cores)

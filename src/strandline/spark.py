@@ -5,7 +5,7 @@ and `views` read at native speed, `register` makes `format("strandline")` known 
 """
 
 try:
-    import pyspark  # noqa: F401
+    import pyspark  # noqa: F401  to see whether it is there
 except ImportError as error:
     from strandline.errors import UsageError
 

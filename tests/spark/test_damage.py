@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from strandline.connect import connect
+from strandline.distributed import verifying
+from strandline.env import Deadline
 from strandline.errors import Corruption
-from strandline.pipeline import verifying
 from strandline.pipeline.tables import table as spark_table
 from tests.spark.helpers import rows
 from tests.support.damage import SMALL, TABLES, Lake, build, flip
-from tests.support.deadlines import within
 
 pytestmark = pytest.mark.spark
 
@@ -135,9 +135,9 @@ def test_a_verified_part_is_verified_again_when_it_was_written_to(
         read = db._handle.store.reader.verify
         verified: list[str] = []
 
-        def noted(part: Any, *, timeout: float) -> None:
+        def noted(part: Any, deadline: Deadline) -> None:
             verified.append(part.key)
-            read(part, deadline=within(timeout))
+            read(part, deadline)
 
         monkeypatch.setattr(db._handle.store.reader, "verify", noted)
         monkeypatch.setattr(

@@ -13,12 +13,14 @@ from pyspark.sql import SparkSession
 
 from strandline.connect import connect
 from strandline.database import Database
+from strandline.distributed import ranges
 from strandline.errors import DeadlineExceeded, SchemaMismatch, UsageError
 from strandline.parts.keys import KeyCodec
 from strandline.parts.schema import new_schema
-from strandline.pipeline import importing, ranges
+from strandline.pipeline import importing
 from strandline.pipeline.frames import range_number, spark_schema
 from strandline.pipeline.importing import import_table
+from strandline.pipeline.tasks import OverRows
 from strandline.state.plan import leaf_number
 from tests.spark.helpers import rows
 
@@ -187,8 +189,8 @@ def fails_once(batches: Any) -> Any:
         raise RuntimeError("lost on purpose")
 
 
-class _WritesThenFails(importing._Writing):
-    """Writes its parts, and then fails in the first attempt."""
+class _WorksThenFails(OverRows):
+    """Samples, or writes its parts, and then fails in the first attempt."""
 
     def __call__(self, batches: Any) -> Any:
         yield from fails_once(super().__call__(batches))
@@ -199,7 +201,7 @@ def test_every_row_arrives_once_when_tasks_fail_and_are_tried_again(
 ) -> None:
     table = db.create_table("readings", READINGS, row_keys="sensor", sort_keys="at")
     data = readings(1_000)
-    monkeypatch.setattr(importing, "_Writing", _WritesThenFails)
+    monkeypatch.setattr(importing, "OverRows", _WorksThenFails)
     commit = import_table(spark, db, "readings", spark.createDataFrame(data))
     assert commit.rows == 1_000
     assert rows(table.scan().to_arrow()) == rows(data)

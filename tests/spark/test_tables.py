@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.database import Database
+from strandline.distributed import Comparisons
 from strandline.pipeline.compacting import compact
-from strandline.pipeline.pushed import Pushed, pushed_of
+from strandline.pipeline.pushed import pushed_of
 from strandline.pipeline.tables import table as spark_table
 from strandline.pipeline.tables import views
 from strandline.table import Table
@@ -145,7 +146,7 @@ def test_pushed_comparisons_become_what_the_planner_understands() -> None:
         EqualTo(("item", "inner"), "a"),
     ]
     pushed = pushed_of(filters, schema)
-    assert isinstance(pushed, Pushed)
+    assert isinstance(pushed, Comparisons)
     assert [(c.column, c.op, c.values) for c in pushed.comparisons] == [
         ("item", "=", ("a",)),
         ("count", "in", (1, 2)),

@@ -56,6 +56,21 @@ FACES = {"shard": "shard.alone", "txn": "txn.alone"}
 # Ships with the package; may import everything but the shells, and nothing imports it.
 TESTING = "testing"
 
+# Whoever brings an engine to tables needs the public names, the door for engines, and of what lies
+# below no more than pure helpers: the clock, the order of keys, and which columns fit a table.
+ENGINES = {"pipeline", "spark"}
+OPEN_TO_ENGINES = {
+    "connect",
+    "database",
+    "distributed",
+    "env",
+    "errors",
+    "parts.keys",
+    "parts.rows.conform",
+    "parts.schema",
+    "times",
+}
+
 # Modules that take long to load or are optional, each with the modules that wrap it. There, and
 # nowhere else, imports may also stand inside functions. A name that ends in a dot is a package.
 HEAVY: dict[str, set[str]] = {
@@ -174,6 +189,14 @@ def upward(found: Import) -> bool:
     return RANK[target_layer] >= RANK[source_layer] and not beside
 
 
+def past_the_door(found: Import) -> bool:
+    """Tell whether an engine imports what is not open to it."""
+    target = target_module(found)
+    if target is None or layer(found.module) not in ENGINES:
+        return False
+    return target not in OPEN_TO_ENGINES and layer(target) not in ENGINES
+
+
 def heavy(target: str) -> str | None:
     """Return the heavy module that an import names, or names something of."""
     return next((name for name in HEAVY if f"{target}.".startswith(f"{name}.")), None)
@@ -219,6 +242,27 @@ def test_an_import_that_points_upwards_is_seen() -> None:
     assert [upward(i) for i in scan("location.blob", "from ..cli import main")] == [True]
     assert [upward(i) for i in scan("cli", "from strandline.testing import faults")] == [True]
     assert [upward(i) for i in scan("testing.faults", "import strandline.pipeline")] == [True]
+
+
+def test_engines_come_in_by_their_door() -> None:
+    assert [str(found) for found in IMPORTS if past_the_door(found)] == []
+    assert [past_the_door(i) for i in scan("pipeline.a", "from ..read import reading")] == [True]
+    assert [past_the_door(i) for i in scan("spark", "import strandline.txn.handle")] == [True]
+    inside = "from strandline.distributed.site import handle_of"
+    assert [past_the_door(i) for i in scan("pipeline.a", inside)] == [True]
+    assert [past_the_door(i) for i in scan("pipeline.a", "from .frames import fitted")] == [False]
+    assert [past_the_door(i) for i in scan("cli.upkeep", "import strandline.read")] == [False]
+
+
+def test_engines_do_not_look_inside_what_users_hold() -> None:
+    sources = [path for path in PACKAGE.rglob("*.py") if layer(module_name(path)) in ENGINES]
+    assert [
+        f"{path.name}:{node.lineno} looks at {node.attr}"
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in {"_handle", "_as_of", "_version"}
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    ] == []
 
 
 def test_there_are_no_import_cycles() -> None:

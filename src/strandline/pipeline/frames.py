@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody calls it
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812  the same
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from strandline.errors import SchemaMismatch, UsageError
@@ -99,8 +99,8 @@ def _format(path: str) -> str | None:
     """The format by a path's ending; of a directory, by the endings in it."""
     stem = path.rstrip("/*").removesuffix(".gz").removesuffix(".zst")
     found = _FORMATS.get(os.path.splitext(stem)[1].lower())  # noqa: PTH122  it may be a URL
-    if found is None and os.path.isdir(path):  # noqa: PTH112
-        inside = {_format(name) for name in os.listdir(path) if name[0] not in "._"}  # noqa: PTH208
+    if found is None and os.path.isdir(path):  # noqa: PTH112  the same
+        inside = {_format(name) for name in os.listdir(path) if name[0] not in "._"}  # noqa: PTH208  the same
         found = inside.pop() if len(inside) == 1 else None
     return found
 
@@ -146,22 +146,22 @@ def fitted(frame: DataFrame, schema: TableSchema) -> DataFrame:
         arrow = to_arrow_schema(frame.schema, timezone="UTC")
     except Exception as error:
         raise SchemaMismatch(f"the DataFrame has a column that Arrow lacks: {error}") from error
-    conform(unsigned(arrow.empty_table(), schema), schema)
+    conform(unsigned(arrow.empty_table(), schema.arrow), schema)
     fields = {field.name: field for field in frame.schema}
     return frame.select(
         *[_column(frame, fields[name]) for name in schema.arrow.names if name in fields]
     )
 
 
-def unsigned(data: pa.Table, schema: TableSchema) -> pa.Table:
-    """The data with whole decimals as unsigned integers where the table has those: Spark has none.
+def unsigned(data: pa.Table, columns: pa.Schema) -> pa.Table:
+    """The data with whole decimals as unsigned integers where `columns` have those: Spark has none.
 
     Raises `SchemaMismatch` for one out of range.
     """
     for number, field in enumerate(data.schema):
-        at = schema.arrow.get_field_index(field.name)
+        at = columns.get_field_index(field.name)
         kind = field.type
-        if at < 0 or schema.arrow.field(at).type != pa.uint64() or not pa.types.is_decimal(kind):
+        if at < 0 or columns.field(at).type != pa.uint64() or not pa.types.is_decimal(kind):
             continue
         if kind.scale == 0:
             try:

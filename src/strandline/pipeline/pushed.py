@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -22,10 +20,10 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from strandline.distributed import Comparison, Comparisons
 from strandline.parts.schema import TableSchema
-from strandline.parts.statistics import Comparison
 
-__all__ = ["Pushed", "pushed_of"]
+__all__ = ["pushed_of"]
 
 _OPS: dict[type[Filter], str] = {
     EqualTo: "=",
@@ -37,44 +35,18 @@ _OPS: dict[type[Filter], str] = {
     LessThanOrEqual: "<=",
 }
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "=": pc.equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-}
 
-
-@dataclass
-class Pushed:
-    """Comparisons that all have to hold; a `Condition`."""
-
-    columns: tuple[str, ...]
-    comparisons: tuple[Comparison, ...]
-    reads_others: bool = False
-
-    def select(self, table: pa.Table) -> pa.Table:
-        for said in self.comparisons:
-            column = table.column(said.column)
-            if said.op == "in":
-                mask = pc.is_in(column, value_set=pa.array(said.values, column.type))
-            else:
-                mask = _COMPARE[said.op](column, pa.scalar(said.values[0], column.type))
-            table = table.filter(mask)
-        return table
-
-
-def pushed_of(filters: Sequence[Filter], schema: TableSchema) -> Pushed | None:
+def pushed_of(filters: Sequence[Filter], schema: TableSchema) -> Comparisons | None:
     """What of the filters is understood; None if nothing is."""
     comparisons = tuple(c for f in filters for c in _comparison(f, schema))
     if not comparisons:
         return None
     named = {comparison.column for comparison in comparisons}
-    return Pushed(tuple(n for n in schema.arrow.names if n in named), comparisons)
+    return Comparisons(tuple(n for n in schema.arrow.names if n in named), comparisons)
 
 
 def _comparison(given: Any, schema: TableSchema) -> Iterator[Comparison]:
+    # Any, because PySpark's filters have their attributes each for itself.
     op = _OPS.get(type(given))
     if op is None or len(given.attribute) != 1 or given.attribute[0] not in schema.arrow.names:
         return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
+from pyspark import SparkContext, StatusTracker
 from pyspark.sql import SparkSession
 from rich.progress import Progress as Bar
+from rich.progress import TaskID
 
-from strandline.env import Deadline, Env
+from strandline.env import Deadline, Env, RealEnv
 from strandline.errors import DeadlineExceeded
 
 __all__ = ["Progress", "progress_of", "watched"]
@@ -31,7 +33,7 @@ def progress_of(
         yield _to_nobody
     else:
         with Bar() as bar:
-            tasks: dict[str, Any] = {}
+            tasks: dict[str, TaskID] = {}
 
             def show(what: str, done: int, total: int) -> None:
                 if what not in tasks:
@@ -47,7 +49,7 @@ def _to_nobody(what: str, done: int, total: int) -> None:
 
 @contextmanager
 def watched(
-    spark: SparkSession, env: Env, what: str, progress: Progress, deadline: Deadline
+    spark: SparkSession, what: str, progress: Progress, deadline: Deadline
 ) -> Iterator[None]:
     """Runs its body, which starts Spark jobs in this thread, and tells of their tasks meanwhile.
 
@@ -57,49 +59,63 @@ def watched(
     if context is None:  # Spark Connect tells nothing of its tasks
         yield
         return
-    group = f"strandline-{env.token_hex(8)}"
-    ended = late = False
-    failed: list[Exception] = []
-
-    def look() -> None:
-        while not ended and not failed:
-            try:
-                look_once()
-            except Exception as error:  # noqa: BLE001  raised when the jobs have ended
-                failed.append(error)
-            env.sleep(_LOOK_SECONDS)
-
-    def look_once() -> None:
-        nonlocal late
-        _tell(context.statusTracker(), group, what, progress)
-        if deadline.remaining() <= 0 and not late:
-            late = True
-            context.cancelJobGroup(group)
-
+    env = RealEnv()
+    look = _Look(context, f"strandline-{env.token_hex(8)}", what, progress, deadline)
     before = context.getLocalProperty("spark.jobGroup.id")
-    context.setJobGroup(group, f"strandline: {what}", interruptOnCancel=True)
-    watcher = env.start_worker("strandline-spark", look)
+    context.setJobGroup(look.group, f"strandline: {what}", interruptOnCancel=True)
+    watcher = env.start_worker("strandline-spark", lambda: look.until_ended(env))
     watcher.wake()
     try:
         yield
     except Exception as error:
-        if late:
+        if look.late:
             raise DeadlineExceeded(
                 f"{what} did not end in time and was ended; pass a larger timeout= to wait longer",
                 may_have_happened=False,
             ) from error
         raise
     finally:
-        ended = True
+        look.ended = True
         watcher.stop()
         context.setLocalProperty("spark.jobGroup.id", before)
         context.setLocalProperty("spark.job.description", None)
-    if failed:
-        raise failed[0]
+    if look.failed is not None:
+        raise look.failed
     progress(what, 1, 1)
 
 
-def _tell(tracker: Any, group: str, what: str, progress: Progress) -> None:
+@dataclass
+class _Look:
+    """Looks at a group of Spark jobs, again and again."""
+
+    context: SparkContext
+    group: str
+    what: str
+    progress: Progress
+    deadline: Deadline
+    ended: bool = False
+    """Whether the jobs have ended."""
+    late: bool = False
+    """Whether they were ended, at the deadline."""
+    failed: Exception | None = None
+    """An error of looking, or of the caller's function; raised when the jobs have ended."""
+
+    def until_ended(self, env: Env) -> None:
+        while not self.ended and self.failed is None:
+            try:
+                self._once()
+            except Exception as error:  # noqa: BLE001  raised when the jobs have ended
+                self.failed = error
+            env.sleep(_LOOK_SECONDS)
+
+    def _once(self) -> None:
+        _tell(self.context.statusTracker(), self.group, self.what, self.progress)
+        if self.deadline.remaining() <= 0 and not self.late:
+            self.late = True
+            self.context.cancelJobGroup(self.group)
+
+
+def _tell(tracker: StatusTracker, group: str, what: str, progress: Progress) -> None:
     done = total = 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)

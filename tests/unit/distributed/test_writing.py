@@ -1,4 +1,4 @@
-"""What a task of an import writes, run in this process."""
+"""What a task of a write does, run in this process."""
 
 from pathlib import Path
 
@@ -6,15 +6,11 @@ import pyarrow as pa
 import pytest
 
 from strandline.database import Database
+from strandline.distributed import Handover, writing
 from strandline.parts.schema import TableSchema
-from strandline.pipeline import importing
-from strandline.pipeline.importing import write_rows
-from strandline.pipeline.site import Site, handle_of
 from strandline.state.model import EVERYTHING
 from tests.spark.helpers import rows
 from tests.support.deadlines import within
-
-pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
@@ -29,15 +25,14 @@ def shuffled(count: int) -> pa.Table:
 def test_a_task_sorts_what_memory_holds_and_what_it_does_not(
     db: Database, monkeypatch: pytest.MonkeyPatch, kind: str, held: int
 ) -> None:
-    monkeypatch.setattr(importing, "_IN_MEMORY_BYTES", held)
+    monkeypatch.setattr(writing, "_IN_MEMORY_BYTES", held)
     table = db.create_table("t", SCHEMA, row_keys="k", kind=kind)
-    handle = handle_of(db)
-    site = Site.of(handle, table._version)
+    writer = Handover.begin(db, table._version, "append").writer
     data = shuffled(5_000)
-    batch = write_rows(site, data.to_batches(max_chunksize=100))
+    batch = writer(data.to_batches(max_chunksize=100))
     schema = TableSchema.from_version(table._version)
     found = pa.concat_tables(
-        handle.store.reader.read(
+        table._handle.store.reader.read(
             part, schema, columns=None, interval=EVERYTHING, deadline=within(60.0)
         )
         for part in batch.parts

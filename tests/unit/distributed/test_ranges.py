@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.pipeline.ranges import halving_points, leaves_wanted, ranges_wanted
+from strandline.distributed.ranges import halving_points, leaves_wanted, ranges_wanted
 
 TENS = [b"%d" % number for number in range(10, 90, 10)]
 
