@@ -110,8 +110,9 @@ class _Look:
 
     def _once(self) -> None:
         _tell(self.context.statusTracker(), self.group, self.what, self.progress)
-        if self.deadline.remaining() <= 0 and not self.late:
+        if self.deadline.remaining() <= 0:
             self.late = True
+            # Each time: jobs that start after a first one are ended by the next.
             self.context.cancelJobGroup(self.group)
 
 
