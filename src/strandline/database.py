@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from strandline.changes.differences import changes_wanted
 from strandline.changes.subscription import (
     TablesSubscription,
     seconds_of,
@@ -17,7 +18,6 @@ from strandline.changes.subscription import (
 from strandline.errors import UsageError
 from strandline.operated import OperatedDatabase
 from strandline.parts.schema import validate_table_name
-from strandline.readable import changes_wanted
 from strandline.sql.run import run_sql
 from strandline.table import Table
 from strandline.times import Commit, datetime_of, parse_as_of

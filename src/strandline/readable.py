@@ -8,9 +8,8 @@ from typing import Any, Self, TypedDict
 
 import pyarrow as pa
 
-from strandline.changes.differences import Wanted
+from strandline.changes.differences import changes_wanted
 from strandline.changes.subscription import Subscription, seconds_of, start_of, subscribed
-from strandline.engine.conditions import compile_where
 from strandline.env import Deadline
 from strandline.errors import UsageError
 from strandline.parts.keys import KeyRange
@@ -25,7 +24,7 @@ from strandline.txn.view import View, view_of
 from strandline.write.commit import Pending
 from strandline.write.rows import prefixes_of
 
-__all__ = ["Getting", "ReadableTable", "Scanning", "changes_wanted"]
+__all__ = ["Getting", "ReadableTable", "Scanning"]
 
 
 class Getting(TypedDict, total=False):
@@ -355,20 +354,3 @@ class ReadableTable:
             return Reading.of(self._handle, view, want, deadline).table()
 
         return anew(self._view(deadline), lambda: self._view(deadline), rows)
-
-
-def changes_wanted(
-    version: TableVersion, columns: Sequence[str] | None, where: Any, *, with_old: bool
-) -> Wanted:
-    """Which changes of a table a user's arguments ask for; `UsageError` says what is wrong."""
-    schema, name = typed(version)[0], version.name
-    chosen = tuple(schema.arrow.names) if columns is None else columns_of(version, columns)
-    if schema.kind == "keyed":
-        missing = set(schema.keys).difference(chosen)
-        chosen = (*(key for key in schema.keys if key in missing), *chosen)
-    elif with_old:
-        raise UsageError(
-            f"table {name!r} is of kind 'rows', whose changes are whole rows: an "
-            "old row comes with __diff -1; leave with_old out"
-        )
-    return Wanted(version, chosen, compile_where(where, schema, name), with_old)

@@ -13,7 +13,7 @@ from strandline.errors import UsageError
 from strandline.parts import keys as keys_module
 from strandline.parts.keys import KEY_BYTES_MAX, at_least, at_most, separating, separator
 from strandline.parts.schema import TableSchema
-from strandline.shard import machine
+from strandline.shard import settling
 from strandline.state.codec import encode_record
 from strandline.table import Table
 from tests.support.deadlines import within
@@ -155,7 +155,7 @@ def test_what_the_log_holds_of_long_keys_is_short(monkeypatch: pytest.MonkeyPatc
 
     with connect("memory://", settings=NO_INLINE) as db:
         table = db.create_table("t", COLUMNS, row_keys="a", properties={"split_rows": "2"})
-        monkeypatch.setattr(machine, "encode_record", counted)
+        monkeypatch.setattr(settling, "encode_record", counted)
         long = [f"{n:04}" + "x" * (KEY_BYTES_MAX - 4) for n in range(6)]
         table.append({"a": long, "b": [b""] * 6, "v": range(6)})
         table.append({"a": long, "b": [b""] * 6, "v": range(6)})
@@ -195,7 +195,7 @@ def test_a_key_that_is_too_long_is_refused_by_the_name_of_its_column(
 def test_a_record_that_is_too_large_is_refused_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "RECORD_BYTES_MAX", 20_000)
+    monkeypatch.setattr(settling, "RECORD_BYTES_MAX", 20_000)
     with connect("memory://", settings=QUIET) as db:
         table = db.create_table("t", COLUMNS, row_keys="a")
         with pytest.raises(UsageError, match=r"a record of .* bytes in the log, where 20000"):
@@ -219,7 +219,7 @@ def test_what_was_committed_is_applied_and_tidied_however_large_the_records_of_t
             table.append(data)
         txns = db._handle.store.txns.machine
         committed = max(len(encode_record(record)) for record in txns.records())
-        monkeypatch.setattr(machine, "RECORD_BYTES_MAX", committed)
+        monkeypatch.setattr(settling, "RECORD_BYTES_MAX", committed)
         assert apply(table) == commits
         newest = db._handle.store.data(table.id).records()[-1]
         assert newest.command == "Apply"

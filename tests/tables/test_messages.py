@@ -149,11 +149,11 @@ def test_a_log_that_does_not_answer_is_told_by_the_name_of_the_table(
 
 def test_a_shard_goes_by_the_name_of_its_table(db: Database, filled: Table) -> None:
     store = db._handle.store
-    assert store.data(filled._version.table)._follower.log.title() == "table 'readings'"
-    assert store.txns.machine._follower.log.title() == "the database"
+    assert store.data(filled._version.table).title == "table 'readings'"
+    assert store.txns.machine.title == "the database"
     db.rename_table("readings", "measured")
     db.table("measured")
-    assert store.data(filled._version.table)._follower.log.title() == "table 'measured'"
+    assert store.data(filled._version.table).title == "table 'measured'"
 
 
 def test_times_are_told_exactly_and_can_be_given_back(db: Database, filled: Table) -> None:

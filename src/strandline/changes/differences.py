@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changes.spans import Asked, Span, Spans, too_old
-from strandline.engine.conditions import Condition
+from strandline.engine.conditions import Condition, compile_where
 from strandline.env import Deadline
-from strandline.errors import AsOfTooOld, UnknownTable
+from strandline.errors import AsOfTooOld, UnknownTable, UsageError
 from strandline.parts.keys import KeyCodec, KeyRange, clip
 from strandline.parts.plain import bools, int64s, numbers_of
 from strandline.parts.rows.merge import Source
@@ -27,13 +27,13 @@ from strandline.parts.schema import DIFF, TIME, TableSchema, own_columns
 from strandline.parts.typed import typed
 from strandline.read.pieces import cuts
 from strandline.read.reading import Reading, united_tables
-from strandline.read.want import Want, implied_by, intervals_of
-from strandline.state.model import Entry, Interval, Part, TableVersion
+from strandline.read.want import Want, columns_of, implied_by, intervals_of
+from strandline.state.model import Interval, Part, TableVersion
 from strandline.state.updates import ChangeTask
 from strandline.txn.handle import Handle
 from strandline.txn.view import View, view_at
 
-__all__ = ["Difference", "Wanted", "runs_of", "with_keys_of"]
+__all__ = ["Difference", "Wanted", "changes_wanted", "runs_of", "with_keys_of"]
 
 _TASK_ROWS = 262_144
 """Updates that are read at once, about: as in reads, few enough to hold several."""
@@ -96,6 +96,23 @@ class Wanted:
 
 def _array(column: Any) -> Any:
     return int64s(column) if isinstance(column, np.ndarray) else column
+
+
+def changes_wanted(
+    version: TableVersion, columns: Sequence[str] | None, where: Any, *, with_old: bool
+) -> Wanted:
+    """Which changes of a table a user's arguments ask for; `UsageError` says what is wrong."""
+    schema, name = typed(version)[0], version.name
+    chosen = tuple(schema.arrow.names) if columns is None else columns_of(version, columns)
+    if schema.kind == "keyed":
+        missing = set(schema.keys).difference(chosen)
+        chosen = (*(key for key in schema.keys if key in missing), *chosen)
+    elif with_old:
+        raise UsageError(
+            f"table {name!r} is of kind 'rows', whose changes are whole rows: an "
+            "old row comes with __diff -1; leave with_old out"
+        )
+    return Wanted(version, chosen, compile_where(where, schema, name), with_old)
 
 
 class Difference:
@@ -193,7 +210,7 @@ class Difference:
             if not entry.batch.inline:
                 continue
             data = self._handle.overlay.rows(entry, self._schema)
-            place = _place(entry)
+            place = entry.place
             if _inside(task.intervals, place) != (place,):
                 data = clip(data, task.intervals, self._codec)
             if data.num_rows:
@@ -315,7 +332,3 @@ def _parts_of(task: ChangeTask) -> Iterator[tuple[Part, Interval, int, int | Non
 
 def _inside(intervals: Sequence[Interval], place: Interval) -> tuple[Interval, ...]:
     return tuple(both for i in intervals if (both := i.intersect(place)))
-
-
-def _place(entry: Entry) -> Interval:
-    return Interval(entry.batch.lower, entry.batch.upper + b"\0")

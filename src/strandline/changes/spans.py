@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from strandline.env import Deadline
 from strandline.errors import AsOfTooOld, UnknownTable
@@ -11,7 +12,7 @@ from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 from strandline.state.model import Interval, TableVersion
 from strandline.state.pages import TOP
-from strandline.state.tables import called
+from strandline.state.tables import called, tidied_through
 from strandline.state.updates import ChangeTask, entry_task, plan_changes, through_within
 from strandline.times import told
 from strandline.txn.store import Store
@@ -85,7 +86,7 @@ def spans_after(
     # before, so that a state of the data shard that is beyond it has the rest.
     planned: list[tuple[TableVersion, tuple[ChangeTask, ...] | None]] = []
     for one, version in zip(asked, versions, strict=True):
-        if one.table not in applied and _tidied(look, one.table) <= after:
+        if one.table not in applied and look.ask(partial(tidied_through, table=one.table)) <= after:
             planned.append((version, None))
             continue
         if one.table in applied:
@@ -129,12 +130,6 @@ def _version(look: Look, table: str) -> TableVersion:
         which = look.ask(lambda s: called(s, table))
         raise UnknownTable(f"{which} does not exist any more: it was dropped, and deleted")
     return found[-1]
-
-
-def _tidied(look: Look, table: str) -> int:
-    """Up to this time entries of the table may be gone; after it, all of them are there."""
-    progress = look.ask(lambda s: s.tidied.get((table,)))
-    return -1 if progress is None else progress.tidied_through
 
 
 def _last_applied(version: TableVersion, data: Look, after: int) -> int:

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from strandline.changes.differences import Difference, Wanted
 from strandline.changes.spans import Span, Spans
-from strandline.errors import Corruption
 from strandline.location import BlobMissing
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import TIME
-from strandline.shard.missing import state_without
+from strandline.shard.missing import lost, state_without
 from strandline.txn.handle import Handle
 
 __all__ = ["in_tables", "in_whole_times", "read_whole"]
@@ -56,11 +55,7 @@ def read_whole(
             applied.add(span.version.table)
             spans = again(applied)
             if spans.through <= spans.after:  # it belongs to a commit that is not applied
-                raise Corruption(
-                    f"the part {error.key} of a commit to table {name!r} is missing; restore "
-                    "it from a copy",
-                    object=error.key,
-                ) from error
+                raise lost(f"a commit to table {name!r}", error) from error
             deadline.check("reading changes", may_have_happened=False)
         else:
             return found, spans

@@ -46,7 +46,7 @@ def _sources(task: ReadTask) -> list[tuple[str, Interval, Interval]]:
     found = [(part.key, part.span, place) for part, place, _ in parts_of(task)]
     for entry in task.entries:
         if entry.batch.inline:
-            span = Interval(entry.batch.lower, entry.batch.upper + b"\0")
+            span = entry.place
             found.append((f"{entry.time}/{entry.ordinal}", span, span))
     bounds = task.leaf.interval
     return [(key, span, both) for key, span, p in found if (both := p.intersect(bounds))]

@@ -72,8 +72,7 @@ class Question:
             rows += part.rows
         for entry in task.entries:
             if entry.batch.inline:
-                place = Interval(entry.batch.lower, entry.batch.upper + b"\0")
-                if not is_covered(place, task.intervals):
+                if not is_covered(entry.place, task.intervals):
                     return None
                 rows += entry.batch.rows - sum(part.rows for part in entry.batch.parts)
         return rows

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from strandline.env import Deadline
-from strandline.errors import AsOfTooOld, Corruption, Fenced, LocationError
+from strandline.errors import AsOfTooOld, Fenced, LocationError
 from strandline.ids import session_of
 from strandline.location import BlobMissing
 from strandline.parts.rows.merge import Source, merge_read, visible
@@ -24,6 +24,7 @@ from strandline.read.question import Question
 from strandline.read.sources import Sources
 from strandline.read.want import Want
 from strandline.shard.follower import StateRetired
+from strandline.shard.missing import lost, state_without
 from strandline.state.model import Entry, Interval
 from strandline.state.plan import ReadTask, plan_read
 from strandline.txn.handle import Handle
@@ -235,14 +236,9 @@ class Reading:
                 "owner was silent, and what it had not committed was deleted; begin anew"
             ) from missing
         fresh = self._fresh()
-        look = store.data(view.version.table).look(self._by())
-        used = look.ask(lambda s: s.parts.get((missing.key,)))
-        if used or any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
-            raise Corruption(
-                f"the part {missing.key} of table {view.version.name!r} is missing; restore it "
-                "from a copy",
-                object=missing.key,
-            ) from missing
+        if any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
+            raise lost(f"table {view.version.name!r}", missing) from missing
+        state_without(store.data(view.version.table), missing, self._by())
 
     def _replanned(self, piece: Piece, *, is_only: bool) -> pa.Table:
         """Reads a piece as the table is stored now."""

@@ -12,7 +12,7 @@ from strandline.parts.rows.merge import Source, newest_time
 from strandline.parts.schema import DIFF, TIME
 from strandline.read.pieces import Piece
 from strandline.read.question import Need, Question, is_covered
-from strandline.state.model import Entry, Interval
+from strandline.state.model import Entry
 from strandline.txn.handle import Handle
 from strandline.txn.overlay import Block
 
@@ -119,8 +119,7 @@ class Sources:
                 blocks[id(block)] = min(least, number), min(first, entry.time), block
                 continue
             data = overlay.rows(entry, schema)
-            place = Interval(entry.batch.lower, entry.batch.upper + b"\0")
-            if not is_covered(place, piece.intervals):
+            if not is_covered(entry.place, piece.intervals):
                 data = clip(data, piece.intervals, self.question.codec)
             if data.num_rows:
                 extra = [DIFF] if entry.batch.has_diff else []

@@ -29,15 +29,12 @@ from strandline.shard.rollup import Sealed
 from strandline.shard.rollups import Rollups
 from strandline.shard.session import OwnSession
 from strandline.shard.settling import Attempt, Settling
-from strandline.state.codec import LogRecord, encode_record, record_hash
+from strandline.state.codec import LogRecord
 from strandline.state.commands import (
     Acknowledge,
-    Append,
     CloseSession,
     Command,
-    Commit,
     CommitGroup,
-    Describe,
     Heartbeat,
     R,
     RetireRollups,
@@ -57,11 +54,6 @@ class Decide(Protocol):
 
     def __call__(self, state: State, command: Command[R], author: Author, /) -> Decision[R]: ...
 
-
-RECORD_BYTES_MAX = 128 * 1024 * 1024
-"""A larger record of what callers write is refused before it is sent anywhere. A commit of 50,000
-parts has half of it; SQLite and PostgreSQL take up to 1 GB in a row, and every process that has the
-shard open reads each record whole."""
 
 _LOSSES_WITHOUT_SLEEP = 3
 _LOOK_SECONDS = 1.0
@@ -120,6 +112,11 @@ class Machine:
     def session(self) -> SessionId:
         """Who writes here now. A session that others ended is followed by a new one."""
         return self.own.id
+
+    @property
+    def title(self) -> str:
+        """What messages call the shard: where it is a table's, by the name that people know."""
+        return self._follower.log.title()
 
     @property
     def pages_read(self) -> int:
@@ -328,7 +325,7 @@ class Machine:
     def _in_turn(self, deadline: Deadline) -> Iterator[None]:
         if not self._turn.acquire(timeout=deadline.remaining()):
             raise DeadlineExceeded(
-                f"earlier commands on {self._follower.log.title()} did not end in time, and this "
+                f"earlier commands on {self.title} did not end in time, and this "
                 "one was not begun; pass a larger timeout= to wait longer",
                 may_have_happened=False,
             )
@@ -391,7 +388,7 @@ class Machine:
             fresh = False
             losses += 1
             self._crowded = True
-            deadline.check(f"a command on {self._follower.log.title()}", may_have_happened=False)
+            deadline.check(f"a command on {self.title}", may_have_happened=False)
             if losses > _LOSSES_WITHOUT_SLEEP:
                 self._env.sleep(min(next(delays), 0.05))
 
@@ -451,26 +448,16 @@ class Machine:
             diffs = (*diffs, Diff("rollups", (newest.seqno,), newest))
         elif sealed is not None:
             self._rollups.missed(sealed, state)
-        # People read of commits; that several may be in one record shows in its note.
-        name = "Commit" if isinstance(command, CommitGroup) else type(command).__name__
         record = LogRecord(
             self.shard,
             state.seqno + 1,
             own.id,
             count,
             state.hash,
-            name,
+            # People read of commits; that several may be in one record shows in its note.
+            "Commit" if isinstance(command, CommitGroup) else type(command).__name__,
             note if isinstance(note, str) else note(decision.result),
             newest,
             diffs,
         )
-        data = encode_record(record)
-        # SUBTLE: not what is made of it later: an apply says more of the same parts than the commit
-        # that was taken, and would be refused for ever.
-        given = isinstance(command, Append | Commit | CommitGroup | Describe)
-        if given and len(data) > RECORD_BYTES_MAX:
-            raise UsageError(
-                f"{name} would be a record of {len(data)} bytes in the log, where "
-                f"{RECORD_BYTES_MAX} are the most: write less at once, or less metadata"
-            )
-        return decision, Attempt(command, record, data, record_hash(data), decision.result)
+        return decision, Attempt.of(command, record, decision.result)

@@ -1,4 +1,4 @@
-"""What an object that is not there means: that it was replaced meanwhile, or that it was lost."""
+"""What a part that is not there means: that it was replaced meanwhile, or that it was lost."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from strandline.location import BlobMissing
 from strandline.shard.look import Look
 from strandline.shard.machine import Machine
 
-__all__ = ["state_without"]
+__all__ = ["lost", "state_without"]
 
 
 def state_without(machine: Machine, missing: BlobMissing, deadline: Deadline) -> Look:
-    """The shard's newest state, which does not need the object; whoever reads plans anew from it.
+    """The shard's newest state, which does not need the part; whoever reads plans anew from it.
 
-    Corruption if it does: then nobody replaced the object before it was deleted.
+    Corruption if it does: then nobody replaced the part before it was deleted.
     """
     look = machine.look(deadline)
-    used = look.ask(lambda s: s.parts.get((missing.key,)))
-    if used is not None:
-        raise Corruption(
-            f"the part {missing.key} of shard {machine.shard} is missing; restore it from a copy",
-            object=missing.key,
-        ) from missing
+    if look.ask(lambda s: s.parts.get((missing.key,))) is not None:
+        raise lost(machine.title, missing) from missing
     return look
+
+
+def lost(of: str, missing: BlobMissing) -> Corruption:
+    """The error about a part of that shard, table or commit which should be there."""
+    return Corruption(
+        f"the part {missing.key} of {of} is missing; restore it from a copy", object=missing.key
+    )

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.env import Deadline, Env
-from strandline.errors import Corruption, DeadlineExceeded, LocationError
+from strandline.errors import Corruption, DeadlineExceeded, LocationError, UsageError
 from strandline.location import Consensus
 from strandline.location.consensus import Record
 from strandline.shard.chain import record_name
 from strandline.shard.follower import Follower
 from strandline.shard.patience import is_final, pauses
 from strandline.shard.session import OwnSession
-from strandline.state.codec import LogRecord
+from strandline.state.codec import LogRecord, encode_record, record_hash
 from strandline.state.commands import (
     Append,
     AppendResult,
@@ -24,6 +24,8 @@ from strandline.state.commands import (
     Commit,
     CommitGroup,
     CommitResult,
+    Describe,
+    R,
 )
 from strandline.state.model import Rollup
 from strandline.state.replay import State
@@ -31,6 +33,12 @@ from strandline.state.replay import State
 __all__ = ["Attempt", "Settling"]
 
 _logger = logging.getLogger("strandline")
+
+
+RECORD_BYTES_MAX = 128 * 1024 * 1024
+"""A larger record of what callers write is refused before it is sent anywhere. A commit of 50,000
+parts has half of it; SQLite and PostgreSQL take up to 1 GB in a row, and every process that has the
+shard open reads each record whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +50,20 @@ class Attempt:
     data: bytes
     digest: bytes
     result: Any
+
+    @classmethod
+    def of(cls, command: Command[R], record: LogRecord, result: R) -> Attempt:
+        """The record encoded; UsageError for more than a log takes."""
+        data = encode_record(record)
+        # SUBTLE: not what is made of it later: an apply says more of the same parts than the commit
+        # that was taken, and would be refused for ever.
+        given = isinstance(command, Append | Commit | CommitGroup | Describe)
+        if given and len(data) > RECORD_BYTES_MAX:
+            raise UsageError(
+                f"{record.command} would be a record of {len(data)} bytes in the log, where "
+                f"{RECORD_BYTES_MAX} are the most: write less at once, or less metadata"
+            )
+        return cls(command, record, data, record_hash(data), result)
 
 
 class Settling:

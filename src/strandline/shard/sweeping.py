@@ -28,7 +28,7 @@ from strandline.state.commands import Swept
 from strandline.state.model import Session
 from strandline.state.pages import Page
 from strandline.state.replay import State
-from strandline.state.tables import called
+from strandline.state.tables import called, tidied_through
 
 __all__ = [
     "Registered",
@@ -259,9 +259,9 @@ def _pages(log: Log, rollup: str, deadline: Deadline) -> Iterator[str]:
 
 def _check_reaches(look: Look, shard: str, data: Look) -> None:
     """Corruption if a data shard is behind what was tidied: then it cannot say what is needed."""
-    progress = look.ask(lambda s: s.tidied.get((shard,)))
+    tidied = look.ask(lambda s: tidied_through(s, shard))
     upper = data.meta.upper
-    if progress is not None and upper is not None and upper <= progress.tidied_through:
+    if upper is not None and upper <= tidied:
         which = look.ask(lambda s: called(s, shard))
         raise Corruption(
             f"the log of {which} ends before commits that were tidied as applied: it lost records; "

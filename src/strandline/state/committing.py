@@ -40,7 +40,7 @@ from strandline.state.sessions import (
     has_ended,
     is_open,
 )
-from strandline.state.tables import called, current_table
+from strandline.state.tables import called, current_table, tidied_through
 from strandline.state.tokens import known_token, remember_token
 
 __all__ = [
@@ -223,9 +223,8 @@ def _check_read(state: State, read: Read, touches: Touches) -> None:
         raise UnknownTable(f"{called(state, read.table)} was dropped; nothing was written")
     if not read.intervals:
         return
-    progress = state.tidied.get((read.table,))
     # ◆ What was tidied is not known any more: a conflict, never an assumption.
-    if progress is not None and progress.tidied_through >= read.since:
+    if tidied_through(state, read.table) >= read.since:
         raise _changed(table)
     later = state.entries.range((read.table, read.since), (read.table, TOP))
     if any(touches(state, entry, read) for _, entry in later):

@@ -6,7 +6,7 @@ from strandline.state.model import TableVersion
 from strandline.state.pages import TOP
 from strandline.state.replay import State
 
-__all__ = ["called", "current_table", "newest_version"]
+__all__ = ["called", "current_table", "newest_version", "tidied_through"]
 
 
 def newest_version(state: State, table: str) -> TableVersion | None:
@@ -27,3 +27,9 @@ def called(state: State, table: str) -> str:
     if state.meta.origin == "commits":
         return f"shard {table}"
     return "this table" if version is None else f"table {version.name!r}"
+
+
+def tidied_through(state: State, table: str) -> int:
+    """Up to that time entries of the table may be gone; after it all are there. -1: all are."""
+    tidied = state.tidied.get((table,))
+    return -1 if tidied is None else tidied.tidied_through

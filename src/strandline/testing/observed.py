@@ -8,6 +8,7 @@ from strandline.ids import DatabaseId, ShardId
 from strandline.state.clocks import SKEW_MICROS
 from strandline.state.model import Meta, TableVersion
 from strandline.state.replay import initial
+from strandline.state.tables import tidied_through
 from strandline.testing.holders import Upstream
 from strandline.testing.litter import check_parts_of_open_sessions
 from strandline.testing.reference import DatabaseModel
@@ -118,9 +119,9 @@ class Observed:
                 continue
             if upper > txns.meta.upper:
                 raise Broken(f"{shard} is at {upper}, beyond the database at {txns.meta.upper}")
-            progress = txns.tidied.get((shard,))
-            if progress is not None and progress.tidied_through >= upper:
-                raise Broken(f"{shard} is at {upper}, and tidied through {progress.tidied_through}")
+            tidied = tidied_through(txns, shard)
+            if tidied >= upper:
+                raise Broken(f"{shard} is at {upper}, and tidied through {tidied}")
 
     def _on_commit(self, seen: Seen) -> None:
         for diff in seen.record.diffs:

@@ -10,6 +10,7 @@ from strandline.env import Deadline
 from strandline.errors import AsOfInFuture, AsOfTooOld, Corruption
 from strandline.shard.look import Look
 from strandline.state.model import Entry, Interval, TableVersion
+from strandline.state.tables import tidied_through
 from strandline.times import told
 from strandline.txn.store import Store
 
@@ -140,8 +141,7 @@ def data_for(store: Store, look: Look, version: TableVersion, deadline: Deadline
     than the read: it is good only if it is beyond everything that was tidied.
     """
     machine = store.data(version.table)
-    progress = look.ask(lambda s: s.tidied.get((version.table,)))
-    tidied = -1 if progress is None else progress.tidied_through
+    tidied = look.ask(lambda s: tidied_through(s, version.table))
     data = machine.known(deadline)
     if not data.seqno or not _beyond(data, tidied):
         data = machine.look(deadline)

@@ -21,8 +21,9 @@ from strandline.parts.schema import DIFF
 from strandline.shard.alone.shard import Shard
 from strandline.shard.alone.snapshots import check_readable, rows_in, schema_of
 from strandline.shard.look import Look
+from strandline.shard.missing import lost
 from strandline.state.model import EVERYTHING, Entry
-from strandline.state.tables import newest_version
+from strandline.state.tables import newest_version, tidied_through
 from strandline.txn.alone.store import LoneStore
 
 __all__ = ["snapshot"]
@@ -87,10 +88,10 @@ def _view(store: LoneStore, shard_id: str, as_of: int, look: Look, data: Look) -
             "read it with strandline.shard.open_shard"
         )
     upper = data.meta.upper
-    progress = look.ask(lambda s: s.tidied.get((shard_id,)))
-    if progress is not None and upper is not None and upper <= progress.tidied_through:
+    tidied = look.ask(lambda s: tidied_through(s, shard_id))
+    if upper is not None and upper <= tidied:
         raise Corruption(
-            f"shard {shard_id} is at {upper}, but commits through {progress.tidied_through} were "
+            f"shard {shard_id} is at {upper}, but commits through {tidied} were "
             "tidied as applied: its log lost records",
             object=shard_id,
         )
@@ -122,11 +123,7 @@ def _rows(
             if view != before:
                 continue
             if isinstance(error, BlobMissing):
-                raise Corruption(
-                    f"the part {error.key}, which was committed to shard {shard.id}, is missing; "
-                    "restore it from a copy",
-                    object=error.key,
-                ) from error
+                raise lost(f"a commit to shard {shard.id}", error) from error
             raise
         if first is not None:
             yield first
