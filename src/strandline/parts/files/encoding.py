@@ -60,6 +60,9 @@ class Encoding:
             compression=self.compression,
             write_statistics=self.statistics,
             write_page_checksum=True,
+            # Of up to 18 digits they are as fast as numbers then: as bytes, each is swapped and
+            # widened by itself.
+            store_decimal_as_integer=True,
         )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -426,6 +427,28 @@ def test_widened_columns_are_cast() -> None:
     assert read.equals(table.slice(3, 12).cast(newer.arrow))
     stats = decode_statistics(part.statistics, newer)
     assert (stats["k"].max, stats["v"].max, stats["n"].nulls) == (19, 9.5, 20)
+
+
+@pytest.mark.parametrize(
+    ("digits", "physical"),
+    [(1, "INT32"), (9, "INT32"), (10, "INT64"), (18, "INT64"), (19, "FIXED_LEN_BYTE_ARRAY")],
+)
+def test_decimals_are_integers_as_long_as_they_fit(digits: int, physical: str) -> None:
+    """As other readers have them fast, and nested ones, too."""
+    greatest = Decimal(10**digits - 1).scaleb(-1)
+    values = [greatest, -greatest, Decimal(0).scaleb(-1), None] * 5
+    kind = pa.decimal128(digits, 1)
+    arrow = pa.schema([("k", pa.int64()), ("d", kind), ("n", pa.list_(pa.struct([("d", kind)])))])
+    store, schema = Store(), new_schema(arrow, "k")
+    nested = [[{"d": value}, None] for value in values]
+    table = pa.table([range(20), values, nested], schema=schema.arrow)
+    part = store.write(table, schema)
+    assert store.read(part, schema).to_pylist() == table.to_pylist()
+    stats = decode_statistics(part.statistics, schema)["d"]
+    assert (stats.min, stats.max, stats.nulls) == (-greatest, greatest, 5)
+    file = pq.ParquetFile(pa.BufferReader(store.blob.get(part.key, timeout=60)))
+    group = file.metadata.row_group(0)
+    assert [group.column(i).physical_type for i in (1, 2)] == [physical] * 2
 
 
 # --- odd tables
