@@ -9,6 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline.env import Deadline
+from strandline.shard.machine import Machine
 from strandline.state.plan import level_zero
 from strandline.txn.apply import Applied
 from strandline.txn.handle import Handle
@@ -138,6 +139,33 @@ def test_what_is_to_be_applied_goes_before_the_next_bite_of_merging(
     assert sorted(done[3:]) == sorted(
         [f"merge {name} {lower!r}" for name in ("first", "second") for lower in (None, b"m")]
     )
+
+
+def test_a_rollup_that_takes_long_leaves_what_is_to_be_applied_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[float] = []
+
+    def apply(_: object, __: str, deadline: Deadline) -> Applied:
+        left.append(deadline.remaining())
+        return Applied(1, frozenset())
+
+    def roll_up(*_: object) -> bool:
+        now = env.monotonic() + 100
+        monkeypatch.setattr(env, "monotonic", lambda: now)
+        return False
+
+    with sl.connect("memory://", settings=sl.Settings(background=False)) as db:
+        table = db.create_table("t", SCHEMA, row_keys="key")
+        store = handle_of(table).store
+        env, upkeep = store.env, store.background
+        assert isinstance(upkeep, Background)
+        monkeypatch.setattr("strandline.upkeep.background.apply_table", apply)
+        monkeypatch.setattr(Machine, "rollup_due", property(lambda _: True))
+        monkeypatch.setattr(Machine, "maybe_rollup", roll_up)
+        upkeep._due[table.id] = None
+        upkeep._run()
+    assert left == [store.settings.timeout_seconds]
 
 
 def test_without_a_background_whoever_commits_merges_small_parts_before_it_returns() -> None:

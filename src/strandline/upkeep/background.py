@@ -104,7 +104,7 @@ class Background:
             self._apply(table, deadline)
         while self._shorten_next(deadline):
             pass
-        self._roll_up(deadline)
+        self._roll_up()
         self._look_out(deadline)
 
     def close(self) -> None:
@@ -153,13 +153,14 @@ class Background:
     def _run(self) -> None:
         """One run of the worker. Never raises: what failed is due again with the next commit."""
         while not self._closed:
-            deadline = Deadline(self._store.env, self._store.settings.timeout_seconds)
             with self._lock:
                 table = next(iter(self._due), None)
                 if table is not None:
                     del self._due[table]
             try:
-                self._roll_up(deadline)
+                self._roll_up()
+                # From here on: rollups that take long, or fail, leave the rest its time.
+                deadline = Deadline(self._store.env, self._store.settings.timeout_seconds)
                 if table is not None:
                     self._apply_beside(table, deadline)
                 elif not self._shorten_next(deadline):
@@ -214,7 +215,7 @@ class Background:
         self._store.txns.clock.measure(deadline)
         self._store.look_out(sorted(tables), deadline)
 
-    def _roll_up(self, deadline: Deadline) -> None:
+    def _roll_up(self) -> None:
         for machine in self._store.machines():
             if machine.rollup_due:
-                machine.maybe_rollup(deadline)
+                machine.maybe_rollup()
