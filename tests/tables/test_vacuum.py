@@ -312,6 +312,37 @@ def test_what_dies_while_the_clock_is_asked_is_not_called_dead_by_then(world: Wo
     assert key[0] <= seqno[0]
 
 
+def test_a_vacuum_goes_on_from_the_newest_state_where_pages_of_the_known_one_are_gone(
+    world: World,
+) -> None:
+    names = [f"t{number}" for number in range(6)]
+    wide = pa.schema(
+        [pa.field("k", pa.int64()), *(pa.field("v" * n, pa.int64()) for n in range(1, 99))]
+    )
+    db = world.open()
+
+    def stored(db: Database) -> set[str]:
+        """The pages of the state in memory that tell of tables."""
+        slots = db._handle.store.txns.look().state.tables.slots
+        return {slot.ref.key for slot in slots if slot.ref is not None}
+
+    for name in names:
+        db.create_table(name, wide, row_keys="k")
+    db._handle.store.txns.machine.roll_up()
+    db["t0"].append({"k": [1]})
+    idle = world.open()
+    known = stored(idle)
+    for name in names:
+        db[name].set(retention="1 hour")
+    db._handle.store.txns.machine.roll_up()
+    db["t0"].append({"k": [2]})
+    gone = known - stored(world.open())
+    assert gone
+    for key in gone:  # as by a vacuum, after the rollup that named them
+        del world.store.objects[key]
+    assert [report.table for report in idle.vacuum(dry_run=True)] == ["t0", TXNS]
+
+
 def test_a_dry_run_of_a_reader_says_what_would_go_and_changes_nothing(world: World) -> None:
     db = world.open()
     grown(db)

@@ -163,22 +163,24 @@ class Store:
         It is to be asked wherever the two are put together: rows whose commits are lost would come
         back with the next commits, and those at times that were used before would never be applied.
         """
+        machine = self.txns.machine
 
         def is_ahead(state: State) -> bool:
             return self._is_ahead(state, table, data.meta)
 
-        if not self.txns.machine.ask(is_ahead, deadline):
+        if not machine.ask(is_ahead, deadline):
             return
         # SUBTLE: others commit and apply beside, and the txns shard is read before the data shard.
         # But what was applied by the time that `data` was read was committed before that; so a
         # look at the txns shard that begins now knows of it, or it is lost.
-        look = self.txns.look(deadline)
-        if not look.ask(is_ahead):
+        self.txns.look(deadline)
+        if not machine.ask(is_ahead, deadline):
             return
-        missing = record_name(self.txns.machine.shard, look.seqno + 1)
+        known = machine.known(deadline)
+        missing = record_name(machine.shard, known.seqno + 1)
         raise Corruption(
             f"{missing} is missing: the log of commits ends before it, but "
-            f"{self.txns.called(look, table)} has what was committed later; restore the newest "
+            f"{self.txns.called(known, table)} has what was committed later; restore the newest "
             f"log of {self.location.url}",
             object=missing,
         )

@@ -72,7 +72,7 @@ def vacuum_database(
         # What an older log does not know of, the newest may need.
         store.milestones.check(deadline)
     look = txns.look(deadline)
-    newest = look.ask(_newest_versions)
+    newest = txns.machine.ask(_newest_versions, deadline)
     if names is not None:
         chosen = {txns.table(look, name).table for name in names}
         newest = [version for version in newest if version.table in chosen]
@@ -206,8 +206,10 @@ def _tidy(store: Store, table: str, data: Look, deadline: Deadline) -> None:
     store.check_committed(table, data, deadline)
     upper = TOP if data.meta.upper is None else data.meta.upper
     txns = store.txns
-    look = txns.look(deadline)
-    keys = look.ask(lambda s: [key for key, _ in s.entries.range((table,), (table, upper))])
+    txns.look(deadline)
+    keys = txns.machine.ask(
+        lambda s: [key for key, _ in s.entries.range((table,), (table, upper))], deadline
+    )
     txns.to_be_tidied(keys)
     if keys:
         txns.tidy(deadline)
@@ -274,12 +276,14 @@ def _forget(store: Store, deadline: Deadline) -> None:
     table that there is, and as long as the table's own history goes back, whoever holds it.
     """
     txns = store.txns
-    look = txns.look(deadline)
-    versions = look.ask(lambda s: list(s.tables.range()))
+    meta = txns.look(deadline).meta
+    versions, newest = txns.machine.ask(
+        lambda s: (list(s.tables.range()), _newest_versions(s)), deadline
+    )
     kept = [duration_micros(property_of(v, "retention")) for _, v in versions]
-    before = _settled(look.meta) - max(kept, default=0)
+    before = _settled(meta) - max(kept, default=0)
     old = [(key, v) for key, v in versions if v.valid_until is not None and v.valid_until <= before]
-    dropped = {v.table for v in look.ask(_newest_versions) if v.valid_until is not None}
+    dropped = {v.table for v in newest if v.valid_until is not None}
     gone = {v.table for _, v in old if v.table in dropped and _is_gone(store, v.table, deadline)}
     keys = tuple(
         key
@@ -300,10 +304,11 @@ def _is_readable(store: Store, version: TableVersion, deadline: Deadline) -> boo
 def _is_gone(store: Store, table: str, deadline: Deadline) -> bool:
     """Whether nothing of a dropped table is left: no entry, no part, no object that waits."""
     machine, txns = store.data(table), store.txns
-    if txns.look(deadline).ask(lambda s: s.entries.count((table,), (table, TOP))):
+    txns.look(deadline)
+    if txns.machine.ask(lambda s: s.entries.count((table,), (table, TOP)), deadline):
         return False
     data = machine.look(deadline)
     if not data.seqno:
         return True
-    left = data.ask(lambda s: s.parts.count() + s.dead.count())
+    left = machine.ask(lambda s: s.parts.count() + s.dead.count(), deadline)
     return data.meta.upper is None and data.meta.since is None and not left
