@@ -121,7 +121,7 @@ def compact_table(
                 discarded += lost
                 if not lost:
                     break
-    after = machine.ask(lambda s: s.parts.count(), deadline)
+    after = machine.ask(lambda s: s.parts.count())
     rows = sum(job.rows for job in made)
     why = None
     if not made and before == after:
