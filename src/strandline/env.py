@@ -152,6 +152,10 @@ class Deadline:
         """The same time once more, from now on."""
         return Deadline(self._env, self._seconds)
 
+    def left(self) -> Deadline:
+        """What is left now, as the whole time that each of several steps has: by its `again`."""
+        return Deadline(self._env, self.remaining())
+
     def within(self, seconds: float) -> Deadline:
         """This one, or so many seconds from now if that is sooner."""
         return Deadline(self._env, min(seconds, self.remaining()))

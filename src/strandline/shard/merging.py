@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
@@ -49,22 +48,26 @@ class Workshop:
 
 
 def run_job(shop: Workshop, job: CompactionJob, deadline: Deadline) -> tuple[Output, ...]:
-    """The references that shall replace the job's inputs; their parts are durable by then."""
+    """The references that shall replace the job's inputs; their parts are durable by then.
+
+    How much there is to do, nobody knows: each step has all that is left of `deadline` now.
+    """
     if job.is_over:
         return ()
+    each = deadline.left()
     schema = TableSchema.from_version(shop.version)
     references = [reference for _, reference in job.inputs]
     small = job.size <= _IN_MEMORY_BYTES
     runs: list[Run] = []
     nothing = pa.Table.from_batches([], schema.arrow)
     if small:
-        sources = [_source(r, _read(shop, schema, r, deadline)) for r in references]
+        sources = [_source(r, _read(shop, schema, r, each)) for r in references]
     else:
         sources = [_source(r, nothing) for r in references]
         count = len(references)
         # Side by side: each opens a part, which is a request or two.
         runs = shop.env.parallel(
-            lambda reference: _run(shop, schema, reference, count, deadline), references
+            lambda reference: _run(shop, schema, reference, count, each), references
         )
     merged = merge_compact(
         sources,
@@ -77,13 +80,11 @@ def run_job(shop: Workshop, job: CompactionJob, deadline: Deadline) -> tuple[Out
         runs=runs,
         env=None if small else shop.env,
     )
-    return tuple(
-        output for rows in merged for output in _written(shop, schema, job, rows, deadline)
-    )
+    return tuple(output for rows in merged for output in _written(shop, schema, job, rows, each))
 
 
 def _written(
-    shop: Workshop, schema: TableSchema, job: CompactionJob, aged: Aged, deadline: Deadline
+    shop: Workshop, schema: TableSchema, job: CompactionJob, aged: Aged, each: Deadline
 ) -> list[Output]:
     """One output of the merge, as parts."""
     parts = write_parts(
@@ -93,7 +94,7 @@ def _written(
         schema,
         identity=shop.identity,
         settings=shop.settings,
-        deadline=deadline,
+        deadline=each.again(),
         env=shop.env,
         threads=shop.threads,
     )
@@ -118,17 +119,15 @@ def _source(reference: Reference, rows: pa.Table) -> Source:
     return Source(rows, reference.time, part.distinct, reference.rows_from, ours)
 
 
-def _read(
-    shop: Workshop, schema: TableSchema, reference: Reference, deadline: Deadline
-) -> pa.Table:
+def _read(shop: Workshop, schema: TableSchema, reference: Reference, each: Deadline) -> pa.Table:
     part = reference.part
     columns = [*schema.arrow.names, *own_columns(part)]
     interval = reference.interval
-    return shop.reader.read(part, schema, columns=columns, interval=interval, deadline=deadline)
+    return shop.reader.read(part, schema, columns=columns, interval=interval, deadline=each.again())
 
 
 def _run(
-    shop: Workshop, schema: TableSchema, reference: Reference, count: int, deadline: Deadline
+    shop: Workshop, schema: TableSchema, reference: Reference, count: int, each: Deadline
 ) -> Run:
     """The reference's rows in stretches, shorter ones if it is one of many."""
     part = reference.part
@@ -138,6 +137,10 @@ def _run(
         columns=[*schema.arrow.names, *own_columns(part)],
         intervals=[reference.interval],
         rows=_OPEN_ROWS // count,
-        deadline=deadline,
+        deadline=each.again(),
     )
-    return Run([Stretch(lower, partial(load, deadline)) for lower, load in chunks])
+
+    def stretch(lower: bytes, load: Callable[[Deadline], pa.Table]) -> Stretch:
+        return Stretch(lower, lambda: load(each.again()))
+
+    return Run([stretch(lower, load) for lower, load in chunks])

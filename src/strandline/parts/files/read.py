@@ -98,15 +98,17 @@ class PartReader:
     ) -> Iterator[pa.RecordBatch]:
         """The same as `read`, in batches of about `rows` rows and in bounded memory.
 
-        The next batches are decoded side by side. Each step has the whole of `deadline`.
+        The next batches are decoded side by side. Each step has all that is left of `deadline` when
+        the first begins.
         """
+        each = deadline.left()
         wanted = _wanted(schema, ranges, interval, intervals)
         opened = self.opened(part, deadline)
         plan = opened.plan(schema, columns, wanted)
         parted = list(opened.parted(plan, opened.groups_of_rows(rows)))
 
         def decode(groups: RowGroups) -> list[pa.RecordBatch]:
-            table = self._decode(opened, groups, plan, deadline.again(), threads=False)
+            table = self._decode(opened, groups, plan, each.again(), threads=False)
             found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
             return found
 

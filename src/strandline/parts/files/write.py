@@ -95,12 +95,14 @@ def write_parts(  # noqa: PLR0913  each says something else about the parts
     rows by then, and once it has `settings.part_rows_target` rows, but never between rows of equal
     full key. `data` as in `write_part`. Memory is bounded however long the stream is. With an
     `env`, parts are encoded on up to `threads` - 1 threads while further rows are gathered, unless
-    they are too large to wait in memory.
+    they are too large to wait in memory. How long the rows take to come is not the storage's fault:
+    each part has all that is left of `deadline` now.
     """
+    each = deadline.left()
 
     def write(key: str, pieces: Iterable[pa.Table]) -> Part:
         return write_part(
-            blob, key, pieces, schema, identity=identity, settings=settings, deadline=deadline
+            blob, key, pieces, schema, identity=identity, settings=settings, deadline=each.again()
         )
 
     cutter = _Cutter(_Rows(data), KeyCodec(schema), cuts, cut_rows_min, settings)

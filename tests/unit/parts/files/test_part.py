@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.env import RealEnv
+from strandline.env import Deadline, RealEnv
+from strandline.errors import DeadlineExceeded
 from strandline.location import BlobMissing
 from strandline.location.memory import MemoryBlob, MemoryStore
 from strandline.parts.files.read import PartReader
@@ -73,7 +74,11 @@ class Store:
         )
 
     def write_many(
-        self, data: Any, schema: TableSchema = SCHEMA, cuts: Sequence[bytes] = ()
+        self,
+        data: Any,
+        schema: TableSchema = SCHEMA,
+        cuts: Sequence[bytes] = (),
+        deadline: Deadline | None = None,
     ) -> list[Part]:
         return write_parts(
             self.blob,
@@ -82,7 +87,7 @@ class Store:
             schema,
             identity=WHO,
             settings=self.settings,
-            deadline=within(60),
+            deadline=deadline or within(60),
             cuts=cuts,
         )
 
@@ -341,6 +346,51 @@ def test_rows_of_one_key_stay_together() -> None:
         assert pa.concat_tables([store.read(p, schema) for p in parts]).equals(table)
         assert [p.rows for p in parts] == [125, 29]
         assert all(a.upper < b.lower for a, b in pairwise(parts))
+
+
+class Clock(RealEnv):
+    """Stands still, except where a test moves it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_each_part_of_a_stream_has_the_time_that_was_left_at_first() -> None:
+    class Noting(MemoryBlob):
+        def upload(self, key: str, *, timeout: float) -> Any:
+            found.append(timeout)
+            return super().upload(key, timeout=timeout)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        for start in range(0, 90, 30):
+            yield from rows(30, start=start).to_batches()
+            clock.now += 100
+
+    found: list[float] = []
+    clock, store = Clock(), Store(replace(SMALL, part_rows_target=30))
+    store.blob = Noting(store.store, ENV)
+    deadline = within(60, clock)
+    clock.now += 20
+    assert len(store.write_many(slow(), deadline=deadline)) == 3
+    assert found == [40, 40, 40]
+
+
+def test_each_step_of_reading_has_the_time_that_was_left_at_first() -> None:
+    clock, store = Clock(), Store()
+    part = store.write(rows(100))
+    deadline = within(60, clock)
+    clock.now += 20
+    read = 0
+    for batch in PartReader(store.blob, SMALL, clock).batches(
+        part, SCHEMA, columns=None, deadline=deadline, rows=14
+    ):
+        read += batch.num_rows
+        clock.now += 100
+    assert read == 100
+    with pytest.raises(DeadlineExceeded):
+        list(store.reader.batches(part, SCHEMA, columns=None, deadline=deadline))
 
 
 def test_no_rows_make_no_part() -> None:
