@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.env import Deadline
 from strandline.errors import UsageError
+from strandline.shard.machine import Machine
 from strandline.transaction import Transaction, TransactionTable
 from tests.tables.helpers import QUIET
 
@@ -164,3 +166,28 @@ def test_a_write_whose_rows_came_too_late_does_not_happen(tmp_path: Path, rows: 
                 assert "within 0 s" not in str(caught.value)
         assert table.scan().count() == 0
         assert table.history().num_rows == 1
+
+
+def test_a_close_that_waits_for_background_work_has_its_time_for_each_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def working() -> None:
+        now = env.monotonic() + 100
+        monkeypatch.setattr(env, "monotonic", lambda: now)
+
+    def close(self: Machine, deadline: Deadline) -> None:
+        left.append(deadline.remaining())
+        closing(self, deadline)
+        working()
+
+    left: list[float] = []
+    closing = Machine.close
+    db = sl.connect("memory://", settings=QUIET)
+    db.create_table("t", pa.schema([("k", pa.int64())]), row_keys="k").append({"k": [1]})
+    store = db._handle.store
+    env = store.env
+    monkeypatch.setattr(store.background, "close", working)
+    monkeypatch.setattr(Machine, "close", close)
+    monkeypatch.setattr(env, "monotonic", lambda: 0.0)
+    db.close(timeout=5)
+    assert left == [5, 5]

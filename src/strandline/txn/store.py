@@ -39,7 +39,7 @@ _log = logging.getLogger("strandline")
 
 
 class Upkeep(Protocol):
-    """Keeps the backlog of the tables that a handle writes to bounded (`txn.background`)."""
+    """Keeps the backlog of the tables that a handle writes to bounded (`upkeep.background`)."""
 
     def before_write(self, table: str, deadline: Deadline) -> None:
         """Makes room first, if the table's backlog is past its bound."""
@@ -207,10 +207,11 @@ class Store:
 
     def close(self, deadline: Deadline) -> None:
         """Ends background work and the sessions that were opened; the handle is then useless."""
-        self.background.close()
+        each = deadline.left()
+        self.background.close()  # waits for what is under way, however long that takes
         self.pulse.close()
         for machine in self.machines():
-            machine.close(deadline)
+            machine.close(each.again())
         self.location.blob.close()
         self.location.consensus.close()
 

@@ -67,11 +67,12 @@ class LoneStore(Store):
 
     def close(self, deadline: Deadline) -> None:
         """Ends the sessions that were opened. The location stays open."""
+        each = deadline.left()
         self.closed = True
         self.pulse.close()
         try:
             for machine in self.machines():
-                machine.close(deadline)
+                machine.close(each.again())
         finally:
             for shard in self._shards.values():
                 shard.reader.close()
