@@ -288,12 +288,12 @@ class Machine:
         """Whether `maybe_rollup` would write a rollup now."""
         return self._rollups.is_due()
 
-    def maybe_rollup(self, deadline: Deadline | None = None) -> bool:
+    def maybe_rollup(self) -> bool:
         """Writes a rollup if one is due; the next record names it. True if it did.
 
         A failure is logged, and the rollup is due again some records later.
         """
-        return self._rollups.write_if_due(self._by(deadline))
+        return self._rollups.write_if_due(self._by(None))
 
     def roll_up(self, deadline: Deadline | None = None) -> bool:
         """Writes a rollup of the newest state, due or not; the next record names it.

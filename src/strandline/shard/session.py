@@ -35,8 +35,10 @@ class OwnSession:
         """The number of its newest record, as far as this machine wrote it."""
         self.written = 0
         """Records of this machine, under this session and earlier ones."""
+        self.ended: frozenset[str] = frozenset()
+        """Earlier ones that others ended."""
         self.orphans: list[SessionId] = []
-        """Earlier ones, of which the log does not say yet that nothing is written under them."""
+        """Those of them of which the log does not say yet that nothing is written under them."""
         self.fenced = ""
         """Why nothing more may be written, once that is so for good."""
         self.closed = False
@@ -44,8 +46,6 @@ class OwnSession:
         self._env = env
         self._follower = follower
         self._rolling = rolling
-        self.ended: frozenset[str] = frozenset()
-        """Sessions of this machine that others ended."""
         self._litter: dict[str, None] = {}
         """Objects of the session that were begun, and that no record entered so far."""
         self._strewn = False

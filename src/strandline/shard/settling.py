@@ -34,7 +34,6 @@ __all__ = ["Attempt", "Settling"]
 
 _logger = logging.getLogger("strandline")
 
-
 RECORD_BYTES_MAX = 128 * 1024 * 1024
 """A larger record of what callers write is refused before it is sent anywhere. A commit of 50,000
 parts has half of it; SQLite and PostgreSQL take up to 1 GB in a row, and every process that has the

@@ -108,7 +108,7 @@ class Milestones:
         key = MilestoneKey(self._machine.shard, state.seqno, state.hash.hex()[:16])
         said = f"{record_name(key.shard, key.seqno)} is in the log\n".encode()
         try:
-            self._location.blob.put(str(key), said, timeout=deadline.within(_SECONDS).remaining())
+            self._location.blob.put(str(key), said, timeout=min(deadline.remaining(), _SECONDS))
         except BlobExists:
             pass  # another was there at the same time
         except LocationError as error:
