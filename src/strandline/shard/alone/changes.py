@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.env import Deadline, Env
+from strandline.env import Deadline
 from strandline.errors import AsOfTooOld
 from strandline.location import BlobMissing
 from strandline.parts.files.read import PartReader
 from strandline.parts.rows.sort import sort_stream, sort_table
 from strandline.parts.schema import DIFF, END, TIME, TableSchema
 from strandline.settings import Settings
+from strandline.shard.alone.shard import Shard
 from strandline.shard.look import Look
-from strandline.shard.machine import Machine
 from strandline.shard.missing import state_without
 from strandline.state.model import Interval, Reference
 from strandline.state.updates import plan_changes
@@ -31,38 +31,28 @@ Read = tuple[Reference, tuple[Interval, ...]]
 
 
 def updates_between(
-    machine: Machine,
-    reader: PartReader,
-    schema: TableSchema,
-    after: int,
-    through: int,
-    intervals: Sequence[Interval] | None = None,
-    *,
-    env: Env,
-    settings: Settings,
-    deadline: Deadline,
-    look: Look | None = None,
+    shard: Shard, after: int, through: int, deadline: Deadline
 ) -> Iterator[pa.Table]:
     """All applied updates of a shard of `rows` at times in (`after`, `through`], at their times.
 
-    Sorted by time, then full key, with `__time` and `__diff`; nothing is added up. `look`: the
-    one to read, whose upper is beyond `through`; None: the newest that is known. A row of history
-    is two updates: it came, and it ended. Memory is bounded, however many there are: the first
-    table comes when all have been read. Errors: AsOfTooOld, LocationError, Corruption.
+    By the newest state that is known, whose upper is beyond `through`. Sorted by time, then full
+    key, with `__time` and `__diff`; nothing is added up. A row of history is two updates: it came,
+    and it ended. Memory is bounded, however many there are: the first table comes when all have
+    been read. Errors: AsOfTooOld, LocationError, Corruption.
     """
-    now = look
+    machine, schema = shard.machine, shard.schema
+    look = machine.known(deadline)
     while True:
-        current = now or machine.known(deadline)
-        check_kept(current, after, machine.shard)
-        tasks = current.ask(lambda s: plan_changes(s, intervals, after, through))
+        check_kept(look, after, shard.id)
+        tasks = look.ask(lambda s: plan_changes(s, None, after, through))
         wanted = [(r, task.intervals) for task in tasks for r in task.references]
-        batches = _batches(reader, schema, _apart(wanted), after, through, deadline)
-        ordered = _ordered(batches, schema, settings)
+        batches = _batches(shard.reader, schema, _apart(wanted), after, through, deadline)
+        ordered = _ordered(batches, schema, shard.settings)
         try:
             first = next(ordered, None)
         except BlobMissing as error:
             # Nothing was given out yet: the sort takes everything in first.
-            now = state_without(machine, error, deadline)
+            look = state_without(machine, error, deadline)
             continue
         if first is not None:
             yield first

@@ -120,16 +120,9 @@ class Listen:
         end = upper
         if self._until is not None:
             end = self._until if upper is None else min(upper, self._until)
-        tables = updates_between(
-            self._shard.machine,
-            self._shard.reader,
-            self._shard.schema,
-            self._from - 1,
-            TIME_MAX if end is None else end - 1,
-            env=self._shard.env,
-            settings=self._shard.settings,
-            deadline=self._shard.deadline(self._timeout),
-        )
+        through = TIME_MAX if end is None else end - 1
+        deadline = self._shard.deadline(self._timeout)
+        tables = updates_between(self._shard, self._from - 1, through, deadline)
         stored = self._shard.schema.stored(time=True, diff=True)
         arrow = pa.schema([field.remove_metadata() for field in stored])
         held = arrow.empty_table()
