@@ -180,7 +180,7 @@ class ReadHandle(Closing):
         return Listen(self._shard, as_of, until, timeout, self._check_open)
 
     def _readable(self, as_of: int, deadline: Deadline) -> Look:
-        """A state whose upper is beyond `as_of`, and whose since is not."""
+        """A look whose upper is beyond `as_of`, and whose since is not."""
         delays = iter(retry_delays(self._shard.env, first_seconds=0.005, most_seconds=0.25))
         while True:
             look = self._shard.machine.look(deadline)

@@ -139,8 +139,8 @@ class TxnsHandle(Closing):
         deadline = self._deadline(timeout)
         if as_of is not None:
             as_of = check_time(as_of, "as_of")
-        state = self._store.txns.look(deadline) if as_of is None else self._known(as_of, deadline)
-        versions = self._store.txns.tables(state, as_of)
+        look = self._store.txns.look(deadline) if as_of is None else self._known(as_of, deadline)
+        versions = self._store.txns.tables(look, as_of)
         return tuple(sorted(version.table for version in versions))
 
     # --- commits
@@ -159,8 +159,8 @@ class TxnsHandle(Closing):
         """
         time = check_time(time, "time")
         deadline = self._writing(timeout)
-        state = self._store.txns.look(deadline)
-        return self._store.apply(self._store.unapplied(state, time), time, deadline)
+        look = self._store.txns.look(deadline)
+        return self._store.apply(self._store.unapplied(look, time), time, deadline)
 
     def tidy(self, *, timeout: float | None = None) -> int:
         """Takes what is applied out of the txns shard, whoever applied it; returns how much.
