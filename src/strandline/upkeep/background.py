@@ -100,12 +100,13 @@ class Background:
                 self._due.update(dict.fromkeys(due))
             self._wake()
             return
+        each = deadline.left()
         for table in due:
-            self._apply(table, deadline)
-        while self._shorten_next(deadline):
+            self._apply(table, each.again())
+        while self._shorten_next(each.again()):
             pass
         self._roll_up()
-        self._look_out(deadline)
+        self._look_out(each.again())
 
     def close(self) -> None:
         """Ends the worker; what it had not done is left for others."""
