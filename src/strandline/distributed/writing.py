@@ -23,7 +23,7 @@ from strandline.distributed.site import (
 )
 from strandline.engine.conditions import compile_where
 from strandline.env import Deadline
-from strandline.errors import LocationError, UsageError
+from strandline.errors import Conflict, LocationError, UsageError
 from strandline.ids import SessionId
 from strandline.parts.files.write import write_parts
 from strandline.parts.keys import KeyCodec
@@ -98,6 +98,8 @@ class BulkWrite:
         self._version = version
         self._options = options
         self._site = site
+        self._sent = False
+        """Whether a commit of it was made, or may have been."""
 
     def sampler(self) -> Sampler:
         """What tasks look at their rows with, to tell where the keys are to be cut."""
@@ -118,10 +120,19 @@ class BulkWrite:
 
     def commit(self, written: Iterable[Batch]) -> Commit:
         """One commit of what the tasks' writers returned: all rows or none, of a keyed table one of
-        each key. Durable and visible when this returns.
+        each key. Durable and visible when this returns. What was returned twice counts once. After
+        one that was made, or may have been, another is refused, unless the write has a token.
         """
+        if self._sent and self._options.token is None:
+            raise UsageError("this write was committed, or may have been; begin another one")
         batch = _batch_of(self._handle, self._version, written, self._options)
-        return _committed(self._handle, self._version, batch, self._options)
+        # SUBTLE: parts that two commits name cannot be applied, so that nothing after them is.
+        self._sent = True
+        try:
+            return _committed(self._handle, self._version, batch, self._options)
+        except (Conflict, LocationError) as error:
+            self._sent = isinstance(error, LocationError) and error.may_have_happened
+            raise
 
     def _split(self, sample: Sequence[bytes], rows: int, cores: int) -> None:
         """Splits leaves at the sample's medians until there are enough for the rows."""
@@ -201,7 +212,8 @@ def _batch_of(
 ) -> Batch:
     """One batch of what the tasks wrote."""
     schema = schema_of(version)
-    parts = sorted((part for batch in written for part in batch.parts), key=lambda p: p.lower)
+    named = {part.key: part for batch in written for part in batch.parts}
+    parts = sorted(named.values(), key=lambda part: part.lower)
     if not parts:
         return Batch()
     apart = all(a.upper < b.lower for a, b in pairwise(parts))

@@ -32,7 +32,7 @@ from strandline.distributed import (
     verifying,
 )
 from strandline.distributed import reading as distributed_reading
-from strandline.errors import Corruption, LocationError, SchemaMismatch, UsageError
+from strandline.errors import Corruption, Held, LocationError, SchemaMismatch, UsageError
 from strandline.table import Table
 from strandline.times import Commit
 from strandline.upkeep import compaction
@@ -209,6 +209,37 @@ def test_parts_are_written_elsewhere_and_committed_here(
     again = begin_write(db, "t", "load", token=("load", 1))
     assert isinstance(again, Commit)
     assert again.micros == commit.micros
+
+
+@pytest.mark.parametrize("token", [None, ("load", 1)])
+def test_what_was_committed_is_not_committed_again(
+    db: Database, token: tuple[str, int] | None
+) -> None:
+    """Nothing that comes later could be applied, were a part in the log twice."""
+    table = db.create_table("t", SCHEMA, row_keys="k")
+    write = begin_write(db, "t", "load", token=token)
+    assert isinstance(write, BulkWrite)
+    _, writer = write.plan([sampled(write.sampler(), data(0, 100))], 2)
+    batch = written(writer, data(0, 100))
+    first = write.commit([batch, batch])  # a result that arrived twice
+    if token is None:
+        with pytest.raises(UsageError, match="begin another one"):
+            write.commit([batch])
+    else:
+        assert write.commit([batch]).micros == first.micros
+    db.compact("t", strategy="full")
+    assert len(table) == 100
+
+
+def test_a_commit_that_was_refused_is_made_later(db: Database) -> None:
+    table = db.create_table("t", SCHEMA, row_keys="k")
+    write = begin_write(db, "t", "load")
+    assert isinstance(write, BulkWrite)
+    _, writer = write.plan([sampled(write.sampler(), data(0, 100))], 2)
+    batch = written(writer, data(0, 100))
+    with connect(db.url) as other, other["t"].attach("worker"), pytest.raises(Held):
+        write.commit([batch])
+    assert write.commit([batch]).rows == len(table) == 100
 
 
 def test_the_keys_are_cut_where_the_samples_say(db: Database) -> None:
