@@ -70,10 +70,10 @@ class Merges:
         """Counts while the context lasts."""
         from strandline.upkeep import compaction
 
-        small, sinking = compaction._small_merge, compaction._sinking  # noqa: SLF001
+        small, sinking = compaction.plan_small_merge, compaction._sinking  # noqa: SLF001
 
-        def small_counted(*args: Any) -> Any:
-            job = small(*args)
+        def small_counted(*args: Any, **options: Any) -> Any:
+            job = small(*args, **options)
             self.jobs += job is not None
             return job
 
@@ -82,7 +82,7 @@ class Merges:
             self.sunk += command is not None
             return command
 
-        return patch.multiple(compaction, _small_merge=small_counted, _sinking=sinking_counted)
+        return patch.multiple(compaction, plan_small_merge=small_counted, _sinking=sinking_counted)
 
 
 def report(

@@ -89,6 +89,7 @@ PLAN = (
     RESIDENT
     + """
 import strandline as sl
+from strandline.env import Deadline
 from strandline.parts.files.filters import probes_of
 from strandline.parts.keys import KeyRange
 from strandline.parts.typed import typed
@@ -184,7 +185,7 @@ def build_planned(path: Path, parts: int) -> None:
         table = db.create_table("events", SCHEMA, row_keys="key")
         store = db._handle.store  # noqa: SLF001  below what users hold
         data = store.data(table.id)
-        version = store.txns.table_by_id(store.txns.machine.state, table.id)
+        version = store.txns.table_by_id(store.txns.machine.known(), table.id)
         codec = KeyCodec(TableSchema.from_version(version))
         bounds = [codec.encode((n * PER_LEAF * ROWS,)) for n in range(1, parts // PER_LEAF)]
         split(data, bounds)
