@@ -81,5 +81,5 @@ def __getattr__(name: str) -> Any:
 # A Spark session passed as `engine=` brings `strandline.spark` in, however the session was made.
 register_engine(
     lambda engine: type(engine).__module__.startswith("pyspark."),
-    lambda engine, store, version: import_module("strandline.spark").runner(engine)(store, version),
+    lambda engine: import_module("strandline.spark").runner(engine),
 )

@@ -9,14 +9,14 @@ reaches the database. It has what travelled there in a pickle, and opens the res
   while it lives. Its `Sampler` and then its `PartWriter` travel and are called with the rows of a
   task; `BulkWrite.commit` makes one commit of what the writers returned. Where one process begins
   a write and another commits it, that is a `Handover`.
-- Compact: `job_runner` makes of a `TaskRunner` what `strandline.upkeep.compaction.register_engine`
-  takes. `Database.compact(engine=…)` then claims the table, plans the merges on the driver, has
-  each run as a task, and applies it there; the session is kept alive meanwhile.
+- Compact: `register_engine` takes what `job_runner` makes of a `TaskRunner`. Then
+  `Database.compact(engine=…)` claims the table, plans the merges on the driver, has each run as a
+  task, and applies it there; the session is kept alive meanwhile.
 
 Tasks that write and merge need the objects alone; those that read need the log as well.
 """
 
-from strandline.distributed.merging import CompactionReport, TableRunner, job_runner
+from strandline.distributed.merging import job_runner
 from strandline.distributed.reading import (
     Comparison,
     Comparisons,
@@ -46,6 +46,7 @@ from strandline.distributed.writing import (
     Sampler,
     begin_write,
 )
+from strandline.upkeep.compaction import CompactionReport, TableRunner, register_engine
 
 __all__ = [
     "PATIENCE_SECONDS",
@@ -72,6 +73,7 @@ __all__ = [
     "plan_read",
     "read_of",
     "reads_of_all",
+    "register_engine",
     "schema_of",
     "table_of",
 ]

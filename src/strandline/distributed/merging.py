@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,24 +12,17 @@ from strandline.state.commands import Output
 from strandline.state.model import TableVersion
 from strandline.state.plan import CompactionJob
 from strandline.txn.store import Store
-from strandline.upkeep.compaction import CompactionReport, JobRunner
+from strandline.upkeep.compaction import TableRunner
 
-__all__ = ["CompactionReport", "TableRunner", "job_runner"]
+__all__ = ["job_runner"]
 
 JOBS_AT_ONCE = 1_024
 """Jobs that are run together: what was merged is put in place before more is."""
 
-TableRunner = Callable[[Store, TableVersion], JobRunner]
-"""Makes what runs the compaction jobs of one table."""
-
 
 def job_runner(run: TaskRunner) -> TableRunner:
     """What runs the compaction jobs of a table as tasks of an engine; for `register_engine`."""
-
-    def of(store: Store, version: TableVersion) -> JobRunner:
-        return partial(_merged, run, store, version)
-
-    return of
+    return lambda store, version: partial(_merged, run, store, version)
 
 
 def _merged(

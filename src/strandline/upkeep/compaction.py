@@ -37,7 +37,7 @@ from strandline.txn.store import Store
 __all__ = [
     "CompactionReport",
     "JobRunner",
-    "RunnerFactory",
+    "TableRunner",
     "compact",
     "compact_table",
     "register_engine",
@@ -54,10 +54,10 @@ JobRunner = Callable[[Sequence[CompactionJob]], Iterable[tuple[CompactionJob, tu
 Progress = Callable[[int, int], None]
 """Told (jobs done, jobs in all)."""
 
-RunnerFactory = Callable[[Any, Store, TableVersion], JobRunner]
-"""Makes what runs the jobs of one table: from the engine that the user passed."""
+TableRunner = Callable[[Store, TableVersion], JobRunner]
+"""Makes what runs the jobs of one table."""
 
-_ENGINES: list[tuple[Callable[[object], bool], RunnerFactory]] = []
+_ENGINES: list[tuple[Callable[[object], bool], Callable[[Any], TableRunner]]] = []
 
 _log = logging.getLogger("strandline")
 
@@ -296,9 +296,11 @@ def _sinking(known: Look, settings: Settings) -> Compact | None:
 # --- what users ask for
 
 
-def register_engine(recognises: Callable[[object], bool], factory: RunnerFactory) -> None:
-    """Lets `engine=` take objects that `recognises` is true of. Shells such as Spark call this."""
-    _ENGINES.append((recognises, factory))
+def register_engine(
+    recognises: Callable[[object], bool], runner: Callable[[Any], TableRunner]
+) -> None:
+    """Lets `engine=` take what `recognises` is true of; `runner` makes of it what runs jobs."""
+    _ENGINES.append((recognises, runner))
 
 
 def compact(
@@ -336,9 +338,9 @@ def compact(
 def _runner(engine: object, store: Store, version: TableVersion) -> JobRunner | None:
     if engine == "local":
         return None
-    for recognises, factory in _ENGINES:
+    for recognises, runner in _ENGINES:
         if recognises(engine):
-            return factory(engine, store, version)
+            return runner(engine)(store, version)
     raise UsageError(
         f'engine={engine!r}: pass "local", or a Spark session after `import strandline.spark`'
     )

@@ -28,6 +28,7 @@ from strandline.distributed import (
     plan_read,
     read_of,
     reads_of_all,
+    register_engine,
     table_of,
     verifying,
 )
@@ -297,10 +298,7 @@ def test_merges_run_elsewhere_and_are_applied_here(
         """Stands for what a user passes."""
 
     monkeypatch.setattr(compaction, "_ENGINES", [])
-    compaction.register_engine(
-        lambda engine: isinstance(engine, Engine),
-        lambda _, store, version: job_runner(run)(store, version),
-    )
+    register_engine(lambda engine: isinstance(engine, Engine), lambda _: job_runner(run))
     table = made(db, kind)
     before = rows([table.scan().to_arrow()])
     told: list[tuple[int, int]] = []
@@ -332,10 +330,7 @@ def test_tasks_that_write_or_merge_do_without_the_log(
         _, writer = write.plan([sampled(write.sampler(), data(0, 100))], 2)
         write.commit(without_log([partial(written, writer, data(0, 100, value))]))
     monkeypatch.setattr(compaction, "_ENGINES", [])
-    compaction.register_engine(
-        lambda engine: engine == "elsewhere",
-        lambda _, store, version: job_runner(without_log)(store, version),
-    )
+    register_engine(lambda engine: engine == "elsewhere", lambda _: job_runner(without_log))
     assert db.compact("t", strategy="full", engine="elsewhere")[0].jobs == 1
     assert len(table) == 200
 
