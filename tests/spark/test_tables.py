@@ -1,5 +1,6 @@
 """Reading and writing tables from Spark: the data source, and tables as native DataFrames."""
 
+import pickle
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -14,6 +15,7 @@ from strandline.database import Database
 from strandline.distributed import Comparisons
 from strandline.pipeline.compacting import compact
 from strandline.pipeline.pushed import pushed_of
+from strandline.pipeline.source import StrandlineSource
 from strandline.pipeline.tables import table as spark_table
 from strandline.pipeline.tables import views
 from strandline.table import Table
@@ -152,6 +154,16 @@ def test_pushed_comparisons_become_what_the_planner_understands() -> None:
         ("count", "in", (1, 2)),
     ]
     assert pushed.select(stock(0, 50)).num_rows == 0
+
+
+def test_what_all_tasks_have_in_common_does_not_travel_with_each(db: Database) -> None:
+    columns = {"k": [1], **{f"value_{n}": [1] for n in range(100)}}
+    db.create_table("wide", pa.table(columns).schema, row_keys="k").append(columns)
+    source = StrandlineSource({"url": db.url, "table": "wide"})
+    reader = source.reader(source.schema())
+    [partition] = reader.partitions()
+    assert len(pickle.dumps(partition)) < 300
+    assert len(list(reader.read(partition))) == 1
 
 
 def test_a_narrower_schema_reads_only_its_columns(spark: SparkSession, db: Database) -> None:

@@ -279,9 +279,10 @@ def _selected(schema: StructType, read: Read) -> tuple[str, ...]:
 
 @dataclass
 class _Partition(InputPartition):
-    """What one task reads."""
+    """What one task reads; what all of them have in common, which may be large, the reader has."""
 
-    split: ReadSplit
+    intervals: _Intervals
+    as_of: int | None
 
 
 class _Reader(DataSourceReader):
@@ -300,14 +301,16 @@ class _Reader(DataSourceReader):
         with _plainly():
             read = self._read
             if self._splits is not None and read.as_of is not None:
-                return [_Partition(ReadSplit(read, intervals)) for intervals in self._splits]
-            return [_Partition(split) for split in plan_read(read).splits]
+                return [_Partition(intervals, read.as_of) for intervals in self._splits]
+            plan = plan_read(read)
+            return [_Partition(split.intervals, plan.read.as_of) for split in plan.splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Partition):  # Spark's stand-in for a plan without any
             return
         arrow = arrow_for_spark(self._schema)
-        for table in partition.split.tables():
+        read = replace(self._read, as_of=partition.as_of)
+        for table in ReadSplit(read, partition.intervals).tables():
             yield from table.cast(arrow).to_batches(max_chunksize=65_536)
 
 
