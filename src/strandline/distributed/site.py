@@ -99,7 +99,7 @@ def schema_of(version: TableVersion) -> TableSchema:
 
 def check_reachable(url: str) -> None:
     """UsageError if no other process reaches the database at that address."""
-    if url.startswith("memory:"):
+    if url.lower().startswith("memory:"):
         raise UsageError(
             f"the database {url} lives in the memory of this process, where tasks in others do not "
             "reach it; use a directory"

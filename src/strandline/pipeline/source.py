@@ -29,6 +29,7 @@ from strandline.distributed import (
     Read,
     ReadSplit,
     TableVersion,
+    check_reachable,
     opened,
     plan_read,
     read_of,
@@ -84,11 +85,7 @@ class StrandlineSource(DataSource):
             self._url, self._table = _place(given)
             self._as_of = _moment(given["asOf"]) if "asOf" in given else None
             self._splits = _planned(given.get("splits"))
-            if self._url.startswith("memory:"):
-                raise UsageError(
-                    f"the database {self._url} lives in the memory of one process, where Spark "
-                    "does not reach it; use a directory"
-                )
+            check_reachable(self._url)
 
     @classmethod
     def name(cls) -> str:

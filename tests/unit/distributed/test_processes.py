@@ -335,8 +335,9 @@ def test_tasks_that_write_or_merge_do_without_the_log(
     assert len(table) == 200
 
 
-def test_a_database_in_memory_is_refused() -> None:
-    with connect("memory://") as db:
+@pytest.mark.parametrize("url", ["memory://", "Memory://lake"])
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    with connect(url) as db:
         db.create_table("t", SCHEMA, row_keys="k")
         with pytest.raises(UsageError, match="use a directory"):
             read_of(db, "t")
