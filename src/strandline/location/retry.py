@@ -119,17 +119,15 @@ class RetryingBlob:
         Every object has the whole `timeout`: how long the caller takes over one is not the
         listing's business.
         """
-        listing = self._blob.list(prefix, start_after=start_after, timeout=timeout)
         last = start_after
-        broken = False
+        whole: Iterator[BlobInfo] | None = None
 
         def following(left: float) -> BlobInfo | None:
-            nonlocal listing, broken
-            if broken:
-                listing = self._blob.list(prefix, start_after=last, timeout=left)
-            broken = True
+            nonlocal whole
+            listing = whole or self._blob.list(prefix, start_after=last, timeout=left)
+            whole = None  # if it breaks now
             found = next(listing, None)
-            broken = False
+            whole = listing
             return found
 
         while (info := self._again(following, timeout)) is not None:

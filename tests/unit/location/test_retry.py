@@ -252,6 +252,23 @@ def test_a_listing_that_breaks_goes_on_after_the_last_object() -> None:
     assert blob.breaks == 3
 
 
+def test_a_listing_that_does_not_begin_is_begun_again() -> None:
+    class Late(MemoryBlob):
+        failures = 2
+
+        def list(self, prefix, **more):  # type: ignore[no-untyped-def]  # as is
+            if self.failures:
+                self.failures -= 1
+                raise LocationError("no connection", may_have_happened=False)
+            return super().list(prefix, **more)
+
+    env = Clock()
+    blob = Late(MemoryStore(), env)
+    blob.put("k", b"", timeout=1)
+    listing = RetryingBlob(blob, env).list("k", timeout=60)
+    assert [info.key for info in listing] == ["k"]
+
+
 def test_what_a_consensus_offers_besides_is_offered_and_nothing_more(tmp_path: Path) -> None:
     env = RealEnv()
     store = MemoryStore()
