@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -175,6 +176,7 @@ class Workplace:
 
 
 _workplaces: dict[str, Workplace] = {}
+os.register_at_fork(after_in_child=_workplaces.clear)  # threads do not go along
 
 
 def workplace(url: str, settings: Settings) -> Workplace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -33,7 +34,9 @@ from strandline.distributed import (
     verifying,
 )
 from strandline.distributed import reading as distributed_reading
+from strandline.distributed.site import workplace
 from strandline.errors import Corruption, Held, LocationError, SchemaMismatch, UsageError
+from strandline.settings import Settings
 from strandline.table import Table
 from strandline.times import Commit
 from strandline.upkeep import compaction
@@ -343,6 +346,21 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
             read_of(db, "t")
         with pytest.raises(UsageError, match="use a directory"):
             begin_write(db, "t", "load")
+
+
+def in_parallel(url: str) -> list[str]:
+    return workplace(url, Settings()).env.parallel(str, [1, 2])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: there are threads
+def test_a_task_runs_in_a_process_that_was_forked_from_one_that_ran_tasks(db: Database) -> None:
+    together = threading.Barrier(4)
+    workplace(db.url, Settings()).env.parallel(lambda _: together.wait(), range(4))
+    child = multiprocessing.get_context("fork").Process(target=in_parallel, args=(db.url,))
+    child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
 
 
 def test_what_is_no_database_is_refused() -> None:
