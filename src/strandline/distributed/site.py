@@ -42,11 +42,9 @@ __all__ = [
     "workplace",
 ]
 
-_IO_SECONDS = 3600.0
-"""For one part to be read or written in a task; the engine itself sees to tasks that hang."""
-
 PATIENCE_SECONDS = 7 * 86_400.0
-"""How long a job may take that is given no `timeout=`: as long as its data need."""
+"""How long a job may take that is given no `timeout=`, and a task: as long as their data need. The
+engine itself sees to tasks that hang."""
 
 R = TypeVar("R")
 
@@ -171,8 +169,8 @@ class Workplace:
     reader: PartReader
 
     def deadline(self) -> Deadline:
-        """By when the next part has to be read or written."""
-        return Deadline(self.env, _IO_SECONDS)
+        """By when a task that begins now has to be done."""
+        return Deadline(self.env, PATIENCE_SECONDS)
 
 
 _workplaces: dict[str, Workplace] = {}

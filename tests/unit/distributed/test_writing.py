@@ -5,14 +5,43 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from strandline.connect import connect
 from strandline.database import Database
-from strandline.distributed import Handover, writing
+from strandline.distributed import Handover, site, writing
+from strandline.env import RealEnv
 from strandline.parts.schema import TableSchema
+from strandline.settings import Settings
 from strandline.state.model import EVERYTHING
 from tests.spark.helpers import rows
 from tests.support.deadlines import within
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+
+class Slow(RealEnv):
+    """Two hours pass whenever a name is drawn: with each part."""
+
+    def __init__(self, *, threads: int) -> None:
+        super().__init__(threads=threads)
+        self._passed = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._passed
+
+    def token_hex(self, nbytes: int) -> str:
+        self._passed += 7_200
+        return super().token_hex(nbytes)
+
+
+def test_a_task_may_take_as_long_as_its_rows_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "RealEnv", Slow)
+    settings = Settings(background=False, part_rows_target=40, row_group_rows=16)
+    with connect(tmp_path / "slow", settings=settings) as db:
+        table = db.create_table("t", SCHEMA, row_keys="k")
+        writer = Handover.begin(db, table._version, "append").writer
+        assert len(writer(shuffled(200).to_batches()).parts) == 5
 
 
 def shuffled(count: int) -> pa.Table:
