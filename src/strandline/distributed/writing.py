@@ -124,7 +124,10 @@ class BulkWrite:
         one that was made, or may have been, another is refused, unless the write has a token.
         """
         if self._sent and self._options.token is None:
-            raise UsageError("this write was committed, or may have been; begin another one")
+            raise UsageError(
+                "this write was committed, or may have been: its parts cannot be committed again; "
+                "begin another one and write them anew, with a token to have it once"
+            )
         batch = _batch_of(self._handle, self._version, written, self._options)
         # SUBTLE: parts that two commits name cannot be applied, so that nothing after them is.
         self._sent = True

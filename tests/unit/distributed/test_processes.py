@@ -227,7 +227,7 @@ def test_what_was_committed_is_not_committed_again(
     batch = written(writer, data(0, 100))
     first = write.commit([batch, batch])  # a result that arrived twice
     if token is None:
-        with pytest.raises(UsageError, match="begin another one"):
+        with pytest.raises(UsageError, match="cannot be committed again"):
             write.commit([batch])
     else:
         assert write.commit([batch]).micros == first.micros
