@@ -1,6 +1,6 @@
 """Runs one compaction job: reads its inputs, merges them, writes its outputs. Commits nothing.
 
-The same function runs in the process that planned the job, and in a Spark executor.
+The same function runs in the process that planned the job, and in a task of an engine.
 """
 
 from __future__ import annotations
