@@ -42,9 +42,11 @@ __all__ = [
     "workplace",
 ]
 
+_IO_SECONDS = 3600.0
+"""For one part to be read or written in a task; the engine itself sees to tasks that hang."""
+
 PATIENCE_SECONDS = 7 * 86_400.0
-"""How long a job may take that is given no `timeout=`, and a task: as long as their data need. The
-engine itself sees to tasks that hang."""
+"""How long a job may take that is given no `timeout=`: as long as its data need."""
 
 R = TypeVar("R")
 
@@ -169,8 +171,8 @@ class Workplace:
     reader: PartReader
 
     def deadline(self) -> Deadline:
-        """By when a task that begins now has to be done."""
-        return Deadline(self.env, PATIENCE_SECONDS)
+        """By when the next part has to be read or written."""
+        return Deadline(self.env, _IO_SECONDS)
 
 
 _workplaces: dict[str, Workplace] = {}
