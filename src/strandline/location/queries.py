@@ -10,12 +10,12 @@ __all__ = ["load_queries"]
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def load_queries(file: str) -> dict[str, str]:
-    """The queries of `strandline/location/<file>` by their names.
+def load_queries(package: str, file: str) -> dict[str, str]:
+    """The queries of a file of that package by their names.
 
     Each begins with a line `-- name: <name>`; what stands before the first is a comment.
     """
-    text = resources.files("strandline.location").joinpath(file).read_text(encoding="utf-8")
+    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
     pieces = _NAME.split(text)[1:]
     return {
         name: query.strip().rstrip(";")

@@ -29,7 +29,7 @@ APPLICATION_ID = 0x53_54_52_44
 
 FORMAT_VERSION = 1
 
-_QUERIES = load_queries("sqlite.sql")
+_QUERIES = load_queries(__package__, "sqlite.sql")
 _HEAD = _QUERIES["head"]
 _APPEND = _QUERIES["append"]
 _SCAN = _QUERIES["scan"]
