@@ -19,10 +19,7 @@ from typing import Any, Literal, Self, Unpack, get_args
 import pyarrow as pa
 
 from strandline.env import Deadline
-from strandline.errors import (
-    UnknownTable,
-    UsageError,
-)
+from strandline.errors import UnknownTable, UsageError
 from strandline.query import Scan
 from strandline.readable import Getting, ReadableTable, Scanning
 from strandline.sql.run import run_sql
@@ -367,11 +364,13 @@ class Transaction:
         return replace(
             base,
             version=version,
+            # It may have been looked at by an earlier call.
+            data=base.data.by(deadline),
             entries=base.entries + own,
             own=own,
             # What is new here nobody else can change.
             seen=None if self._tables.new(table) else partial(self._reads.saw, table),
-            given=partial(self._moment.gave, base.as_of),
+            given=partial(self._moment.gave, time),
         )
 
     def add(self, writes: Sequence[tuple[TableVersion, Write]]) -> Commit:

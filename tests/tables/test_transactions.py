@@ -276,6 +276,15 @@ def test_a_token_makes_a_transaction_happen_once(db: Database) -> None:
     assert tx.committed.rows == 1
 
 
+def test_each_call_within_a_transaction_has_a_deadline_of_its_own(db: Database) -> None:
+    with db.transaction() as tx:
+        assert len(tx["stock"]) == 3
+        table = db["stock"].id
+        first, second = within(60), within(30)
+        tx.view(table, first)
+        assert tx.view(table, second).data.deadline is second
+
+
 def test_sql_runs_within_a_transaction(db: Database) -> None:
     with db.transaction() as tx:
         assert tx.sql("INSERT INTO orders SELECT item + 10, item FROM stock") == 3
