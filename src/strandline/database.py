@@ -91,7 +91,7 @@ class Database(OperatedDatabase):
         - split_rows (8000000): rows above which a leaf is split;
         - deletion_delay ("15 minutes"): for how long objects that nothing needs any more stay, for
           readers without a hold;
-        - online (true): whether maintenance visits the table.
+        - online (true): whether upkeep visits the table.
 
         Raises `UsageError`, which names what is wrong and the remedy, with nothing written.
 

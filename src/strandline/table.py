@@ -296,7 +296,7 @@ class Table(ReadableTable):
 
         Whoever held it before is fenced, alive, stopped or dead: nobody waits for it, and nothing
         that it has not committed ever will be. All others get `Held`, which names the worker, when
-        they write to this table; maintenance and reads go on for everybody. The lease lasts until
+        they write to this table; upkeep and reads go on for everybody. The lease lasts until
         it is released or another attaches. `position` is where to begin in a log upstream if no
         position was ever committed (`Lease.position`).
 

@@ -94,7 +94,7 @@ class Follower:
         """Takes in a record of our own that is in the log, without decoding it."""
         with self.moving:
             state = self._known()
-            # A refresh of another thread may have met it in the log already.
+            # A look of another thread may have met it in the log already.
             if state.seqno == record.seqno - 1:
                 after = replay(state, record.seqno, digest, record.diffs)
                 self._move(after, [record], size)

@@ -149,7 +149,7 @@ def may_be_named(sealed: Sealed, state: State) -> bool:
     """Whether the record after `state` may name that rollup.
 
     SUBTLE: the state that the record is decided on says so, and nothing else. What this process
-    knows besides may be newer: another thread's refresh moves it at any time. The compare-and-set
+    knows besides may be newer: another thread's look moves it at any time. The compare-and-set
     sees to it that nothing comes between that state and the record.
 
     None may have been named since the state that the rollup holds. After a newer one, the log's

@@ -75,7 +75,7 @@ PROPERTIES: dict[str, Property] = {
     ),
     "compaction_parts": Property("11", _count, "parts that one merge takes at most"),
     "split_rows": Property("8000000", _count, "rows above which a leaf is split"),
-    "online": Property("true", _one_of(("false", "true")), "whether maintenance visits the table"),
+    "online": Property("true", _one_of(("false", "true")), "whether upkeep visits the table"),
 }
 
 
@@ -103,5 +103,5 @@ def property_of(version: TableVersion, name: str) -> str:
 
 
 def is_online(version: TableVersion) -> bool:
-    """Whether maintenance visits the table where none is named."""
+    """Whether upkeep visits the table where none is named."""
     return property_of(version, "online") == "true"

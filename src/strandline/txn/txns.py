@@ -94,7 +94,7 @@ class Txns:
         return found or named(self.tables(look, as_of), name, as_of)
 
     def chosen(self, look: Look, names: Sequence[str] | None) -> list[TableVersion]:
-        """The tables of these names; None: all that maintenance visits."""
+        """The tables of these names; None: all that upkeep visits."""
         if names is None:
             return [version for version in self.tables(look) if is_online(version)]
         return [self.table(look, name) for name in names]

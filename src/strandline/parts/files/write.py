@@ -64,7 +64,7 @@ def write_part(
     if stream.schema is None:
         raise ValueError("a part has at least one row")
     with blob.upload(key, timeout=deadline.remaining()) as sink:
-        writer = _PartWriter(key, sink, stream.schema, schema, identity, settings)
+        writer = _OnePart(key, sink, stream.schema, schema, identity, settings)
         step = _buffer_rows(settings)
         try:
             while (rows := stream.take(step)).num_rows:
@@ -246,7 +246,7 @@ class _Cutter:
         return locate(piece, key + b"\0", self._codec)
 
 
-class _PartWriter:
+class _OnePart:
     """Writes one part, row group by row group, and gathers what its footer and catalog say."""
 
     def __init__(

@@ -156,7 +156,7 @@ class Split(Command[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Claim(Command[bool]):
-    """Claims the shard's maintenance for the author's session, or gives it back.
+    """Claims the shard's upkeep for the author's session, or gives it back.
 
     Result: whether the author has it now. Convenience only: what keeps two workers apart is that
     `Compact` applies only to exactly its inputs.

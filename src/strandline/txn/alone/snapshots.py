@@ -30,7 +30,7 @@ __all__ = ["snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _Contents:
     """What makes up a snapshot: the shard's own rows as of a time, and entries at later ones."""
 
     applied: int
@@ -56,7 +56,7 @@ def snapshot(
     return pa.RecordBatchReader.from_batches(schema_of(shard), batches())
 
 
-def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _View:
+def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _Contents:
     """What makes up the snapshot; waits until that is known."""
     delays = iter(retry_delays(store.env, first_seconds=0.005, most_seconds=0.25))
     while True:
@@ -66,9 +66,9 @@ def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _V
         look = store.txns.look(deadline)
         data = store.data(shard_id).look(deadline)
         store.check_committed(shard_id, data, deadline)
-        view = _view(store, shard_id, as_of, look, data)
-        if view is not None:
-            return view
+        contents = _contents(store, shard_id, as_of, look, data)
+        if contents is not None:
+            return contents
         if deadline.remaining() <= 0:
             raise DeadlineExceeded(
                 f"shard {shard_id} is not known as of {as_of} in time: the upper of txns shard "
@@ -79,7 +79,9 @@ def _look(store: LoneStore, shard_id: str, as_of: int, deadline: Deadline) -> _V
         store.env.sleep(min(next(delays), deadline.remaining()))
 
 
-def _view(store: LoneStore, shard_id: str, as_of: int, look: Look, data: Look) -> _View | None:
+def _contents(
+    store: LoneStore, shard_id: str, as_of: int, look: Look, data: Look
+) -> _Contents | None:
     """By these looks at the txns shard and of the shard; None if they do not know that time."""
     newest = look.ask(lambda s: newest_version(s, shard_id))
     if newest is None:
@@ -97,30 +99,30 @@ def _view(store: LoneStore, shard_id: str, as_of: int, look: Look, data: Look) -
         )
     check_readable(data, as_of, shard_id)
     if upper is None or as_of < upper:
-        return _View(as_of, ())
+        return _Contents(as_of, ())
     known = look.meta.upper or 0
     if as_of >= (known if newest.valid_until is None else min(known, newest.valid_until)):
         return None
     entries = store.txns.overlay(look, shard_id, upper, as_of)
     if not entries:
-        return _View(as_of, ())
+        return _Contents(as_of, ())
     # SUBTLE: as of just before the upper of this state, whatever is applied by the time the rows
     # are read: what is applied at later times is among the entries, and counts once.
-    return _View(upper - 1, entries)
+    return _Contents(upper - 1, entries)
 
 
 def _rows(
-    store: LoneStore, shard: Shard, as_of: int, view: _View, deadline: Deadline
+    store: LoneStore, shard: Shard, as_of: int, contents: _Contents, deadline: Deadline
 ) -> Iterator[pa.Table]:
     while True:
-        rows = _of_view(store, shard, view, deadline)
+        rows = _of_contents(store, shard, contents, deadline)
         try:
             first = next(rows, None)
         except (AsOfTooOld, BlobMissing) as error:
             # Nothing came out yet. What was an entry was applied, and then compacted, meanwhile.
-            before = view
-            view = _look(store, shard.id, as_of, deadline.again())
-            if view != before:
+            before = contents
+            contents = _look(store, shard.id, as_of, deadline.again())
+            if contents != before:
                 continue
             if isinstance(error, BlobMissing):
                 raise lost(f"a commit to shard {shard.id}", error) from error
@@ -131,13 +133,15 @@ def _rows(
         return
 
 
-def _of_view(store: LoneStore, shard: Shard, view: _View, deadline: Deadline) -> Iterator[pa.Table]:
-    if not view.entries:
-        yield from rows_in(shard, view.applied, EVERYTHING, deadline)
+def _of_contents(
+    store: LoneStore, shard: Shard, contents: _Contents, deadline: Deadline
+) -> Iterator[pa.Table]:
+    if not contents.entries:
+        yield from rows_in(shard, contents.applied, EVERYTHING, deadline)
         return
     arrow = schema_of(shard)
     rows = consolidated_stream(
-        _updates(shard, view, arrow, deadline),
+        _updates(shard, contents, arrow, deadline),
         arrow,
         shard.schema.keys,
         memory_bytes=store.settings.sort_memory_bytes,
@@ -149,12 +153,12 @@ def _of_view(store: LoneStore, shard: Shard, view: _View, deadline: Deadline) ->
 
 
 def _updates(
-    shard: Shard, view: _View, arrow: pa.Schema, deadline: Deadline
+    shard: Shard, contents: _Contents, arrow: pa.Schema, deadline: Deadline
 ) -> Iterator[pa.RecordBatch]:
-    if view.applied >= 0:
-        for table in rows_in(shard, view.applied, EVERYTHING, deadline):
+    if contents.applied >= 0:
+        for table in rows_in(shard, contents.applied, EVERYTHING, deadline):
             yield from table.to_batches()
-    for entry in view.entries:
+    for entry in contents.entries:
         if entry.batch.inline:
             for batch in decode_inline(entry.batch.inline, shard.schema).to_batches():
                 yield _with_diff(batch, arrow)
