@@ -127,9 +127,8 @@ class Database(OperatedDatabase):
         >>> db.tables(), list(db) == db.tables(), "stock" in db
         (['readings', 'stock'], True, True)
         """
-        store = self._handle.store
-        look = store.txns.look()
-        return [version.name for version in store.txns.tables(look, self._as_of)]
+        txns = self._handle.store.txns
+        return [version.name for version in txns.tables(txns.look(), self._as_of)]
 
     def drop_table(
         self, name: str, *, missing_ok: bool = False, timeout: float | None = None

@@ -301,9 +301,8 @@ class OperatedDatabase(Closing):
     # --- inside
 
     def _version(self, name: str) -> TableVersion:
-        store = self._handle.store
-        look = store.txns.look()
-        return store.txns.table(look, name_of(name), self._as_of)
+        txns = self._handle.store.txns
+        return txns.table(txns.look(), name_of(name), self._as_of)
 
     def _long(self, timeout: float | None) -> Deadline:
         """By when upkeep has to be done."""

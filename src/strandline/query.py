@@ -180,18 +180,15 @@ class Scan:
         return anew(
             self._view(deadline),
             lambda: self._view(deadline),
-            lambda view: take(self._reading_of(view, wanted, deadline)),
+            lambda view: take(Reading.of(self._handle, view, wanted, deadline)),
         )
 
     def _reading(self) -> Reading:
         deadline = self._handle.deadline(self._timeout)
         try:
-            return self._reading_of(self._view(deadline), self._want, deadline)
+            return Reading.of(self._handle, self._view(deadline), self._want, deadline)
         except AsOfTooOld:  # of the first view, by now; or again
-            return self._reading_of(self._view(deadline), self._want, deadline)
-
-    def _reading_of(self, view: View, want: Want, deadline: Deadline) -> Reading:
-        return Reading.of(self._handle, view, want, deadline)
+            return Reading.of(self._handle, self._view(deadline), self._want, deadline)
 
     def _limited(self, reading: Reading) -> Iterator[pa.Table]:
         if self._limit is None:

@@ -313,10 +313,8 @@ class ReadableTable:
     # --- inside
 
     def _at(self, as_of: int) -> Self:
-        deadline = self._handle.deadline(None)
         txns = self._handle.store.txns
-        look = txns.look(deadline)
-        version = txns.table_by_id(look, self._version.table, as_of)
+        version = txns.table_by_id(txns.look(), self._version.table, as_of)
         return type(self)(self._handle, version, as_of)
 
     def _fresh(self) -> TableVersion:
@@ -325,14 +323,12 @@ class ReadableTable:
             # What the transaction made or renamed nobody else knows yet.
             return self._transaction.version(self._version.table)
         txns = self._handle.store.txns
-        look = txns.look(self._handle.deadline(None))
-        return txns.table_by_id(look, self._version.table, self._as_of)
+        return txns.table_by_id(txns.look(), self._version.table, self._as_of)
 
     def _view(self, deadline: Deadline) -> View:
         if self._transaction is not None:
             return self._transaction.view(self._version.table, deadline)
-        store = self._handle.store
-        return view_of(store, self._version.table, self._as_of, deadline)
+        return view_of(self._handle.store, self._version.table, self._as_of, deadline)
 
     def _prefix(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         given = key[0] if len(key) == 1 and isinstance(key[0], tuple | list) else key

@@ -323,9 +323,7 @@ class Table(ReadableTable):
         >>> stock.safe_to_prune()
         {'offset': 41}
         """
-        deadline = self._handle.deadline(timeout)
-        txns = self._handle.store.txns
-        look = txns.look(deadline)
+        look = self._handle.store.txns.look(self._handle.deadline(timeout))
         holder = look.ask(lambda s: s.holders.get((self._version.table,)))
         return None if holder is None or not holder.position else json.loads(holder.position)
 

@@ -129,8 +129,7 @@ class Transaction:
         1
         """
         self._check_open()
-        version = self._tables.named(name)
-        return TransactionTable(self, self._handle, version)
+        return TransactionTable(self, self._handle, self._tables.named(name))
 
     def __getitem__(self, name: str) -> TransactionTable:
         return self.table(name)

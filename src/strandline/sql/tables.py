@@ -51,8 +51,7 @@ class Tables:
         if self.transaction is not None:
             return self.transaction.tables()
         txns = self.handle.store.txns
-        look = txns.look(self.deadline)
-        return txns.tables(look, self.as_of)
+        return txns.tables(txns.look(self.deadline), self.as_of)
 
     def named_in(self, text: str) -> list[TableVersion]:
         """Those that the text may name. A column of the same name opens one too many."""

@@ -116,8 +116,7 @@ def first_commit(handle: Handle, options: WriteOptions) -> Commit | None:
     if options.token is None:
         return None
     scope, number = options.token
-    txns = handle.store.txns
-    look = txns.look(options.deadline)
+    look = handle.store.txns.look(options.deadline)
     window = look.ask(lambda s: s.tokens.get((scope,)))
     if window is None:
         return None
@@ -154,9 +153,7 @@ def build(
 
 def _leaf_bounds(store: Store, version: TableVersion, deadline: Deadline) -> list[bytes]:
     """Where the table's leaves begin, so that large parts fall into one leaf each."""
-    machine = store.data(version.table)
-    look = machine.look(deadline)
-    return look.ask(leaf_bounds)
+    return store.data(version.table).look(deadline).ask(leaf_bounds)
 
 
 def commit_writes(

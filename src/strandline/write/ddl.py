@@ -138,8 +138,7 @@ def create_table(
             if there is None:
                 raise
         else:
-            look = txns.look(handle.deadline(None))
-            return txns.table(look, name)
+            return txns.table(txns.look(), name)
     if not exist_ok:
         raise UsageError(f"there is a table {name!r} already; drop it first, or pass exist_ok=True")
     for what in ("kind", "row_keys", "sort_keys", "schema"):
@@ -213,9 +212,8 @@ def _until_unaltered(
 
 def _find(handle: Handle, name: str, deadline: Deadline) -> TableVersion | None:
     txns = handle.store.txns
-    look = txns.look(deadline)
     try:
-        return txns.table(look, name)
+        return txns.table(txns.look(deadline), name)
     except UnknownTable:
         return None
 
@@ -223,8 +221,7 @@ def _find(handle: Handle, name: str, deadline: Deadline) -> TableVersion | None:
 def _split_ahead(handle: Handle, table: str, points: tuple[bytes, ...], deadline: Deadline) -> None:
     """Splits a new table. Before it has a name, so that nobody meets it half split."""
     if points:
-        machine = handle.store.data(table)
-        machine.submit(Split(1, b"", points), deadline)
+        handle.store.data(table).submit(Split(1, b"", points), deadline)
 
 
 def _first_rows(

@@ -122,5 +122,4 @@ def _fresh(handle: Handle, version: TableVersion, options: WriteOptions) -> Tabl
     if options.transaction is not None:
         return options.transaction.version(version.table)
     txns = handle.store.txns
-    look = txns.look(options.deadline)
-    return txns.table_by_id(look, version.table)
+    return txns.table_by_id(txns.look(options.deadline), version.table)
