@@ -1,11 +1,10 @@
 """What to read and what to compact: pure plans over a data shard's state.
 
-Every function here may raise `PagesNeeded`; `Machine.run` loads the pages and calls it again.
+Every function here may raise `PagesNeeded`; `Look.ask` loads the pages and calls it again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -24,7 +23,6 @@ __all__ = [
     "in_leaf",
     "leaf_at",
     "leaf_bounds",
-    "leaf_number",
     "level_zero",
     "markers_from",
     "plan_compaction",
@@ -490,8 +488,3 @@ def leaf_at(state: State, key: bytes) -> Leaf:
 def leaf_bounds(state: State) -> list[bytes]:
     """The lower bounds of all leaves but the first, ascending: where a sorted stream is cut."""
     return [leaf.interval.lower for _, leaf in state.leaves.range()][1:]
-
-
-def leaf_number(bounds: Sequence[bytes], key: bytes) -> int:
-    """Which leaf, counted from 0 along `leaf_bounds`, a key falls in."""
-    return bisect_right(bounds, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,6 @@ from strandline.state.plan import (
     full,
     leaf_at,
     leaf_bounds,
-    leaf_number,
     plan_compaction,
     plan_descent,
     plan_read,
@@ -211,7 +211,7 @@ def test_every_key_has_its_leaf() -> None:
     assert bounds == [b"g", b"m"]
     leaves = shard.leaves()
     for key in (b"", b"a", b"g", b"l\xff", b"m", b"z"):
-        assert leaves[leaf_number(bounds, key)] == leaf_at(shard.state, key)
+        assert leaves[bisect_right(bounds, key)] == leaf_at(shard.state, key)
         assert leaf_at(shard.state, key).interval.contains(key)
 
 
