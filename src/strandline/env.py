@@ -135,7 +135,7 @@ class Deadline:
 
     def __init__(self, env: Env, seconds: float) -> None:
         self._env = env
-        self._seconds = seconds
+        self._seconds = seconds = min(seconds, _LONGEST_SECONDS)
         self.at = env.monotonic() + seconds
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,15 @@ def test_a_timeout_may_be_longer_than_any_clock_counts(tmp_path: Path) -> None:
             assert table.get(9, timeout=timeout).num_rows == 2
             db.vacuum(timeout=timeout)
             db.close(timeout=timeout)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300, 1e10])
+def test_calls_that_are_given_no_time_may_take_any(seconds: float) -> None:
+    settings = sl.Settings(timeout_seconds=seconds)
+    with sl.connect("memory://", settings=settings) as db, ThreadPoolExecutor(8) as threads:
+        table = db.create_table("t", ROW, row_keys="k")
+        assert sum(c.rows or 0 for c in threads.map(table.append, [ROW] * 40)) == 40
+        assert len(table) == 41
 
 
 @pytest.mark.parametrize("rows", [1, 60_000])
