@@ -60,10 +60,11 @@ def write_part(
     `data` has the columns of `schema.arrow`, then `__time`, `__diff` and `__end` if it has them,
     and at least one row; ValueError if it is not sorted. The object appears whole or not at all.
     """
+    timeout = deadline.remaining()  # before the first rows are waited for
     stream = _Rows(data)
     if stream.schema is None:
         raise ValueError("a part has at least one row")
-    with blob.upload(key, timeout=deadline.remaining()) as sink:
+    with blob.upload(key, timeout=timeout) as sink:
         writer = _OnePart(key, sink, stream.schema, schema, identity, settings)
         step = _buffer_rows(settings)
         try:

@@ -364,9 +364,9 @@ def test_each_part_of_a_stream_has_the_time_that_was_left_at_first() -> None:
             return super().upload(key, timeout=timeout)
 
     def slow() -> Iterator[pa.RecordBatch]:
-        for start in range(0, 90, 30):
-            yield from rows(30, start=start).to_batches()
+        for start in range(0, 90, 15):
             clock.now += 100
+            yield from rows(15, start=start).to_batches()
 
     found: list[float] = []
     clock, store = Clock(), Store(replace(SMALL, part_rows_target=30))
