@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +177,18 @@ def test_the_times_of_changes_are_exact_for_programs_and_times_for_people(filled
     assert str(change.to_pandas(times=True)["__time"].dtype) == "datetime64[us, UTC]"
     assert "__time" not in filled.scan().to_pandas(times=True)
     assert not INSIDE.search(str(raw.explain()))
+
+
+def test_a_part_that_is_missing_is_told_by_the_name_that_its_table_had(tmp_path: Path) -> None:
+    settings = sl.Settings(background=False, inline_bytes_max=0)
+    with sl.connect(tmp_path / "lake", settings=settings) as db:
+        table = db.create_table("old", {"k": [1]}, row_keys="k")
+        commit = table.append({"k": [2]})
+        db.compact("old")
+        parts = set(table.parts()["part"].to_pylist())
+        db.drop_table("old")
+    with sl.connect(tmp_path / "lake", settings=settings) as db:
+        for part in parts:
+            db._handle.store.location.blob.delete(part, timeout=5)
+        with pytest.raises(sl.Corruption, match=r"of table 'old' is missing"):
+            db.as_of(commit)["old"].scan().to_arrow()

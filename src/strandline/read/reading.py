@@ -235,10 +235,10 @@ class Reading:
                 f"the session that wrote {missing.key} in this transaction was ended while its "
                 "owner was silent, and what it had not committed was deleted; begin anew"
             ) from missing
-        fresh = self._fresh()
+        fresh, name = self._fresh(), f"table {view.version.name!r}"
         if any(part.key == missing.key for e in fresh.entries for part in e.batch.parts):
-            raise lost(f"table {view.version.name!r}", missing) from missing
-        state_without(store.data(view.version.table), missing, self._by())
+            raise lost(name, missing) from missing
+        state_without(store.data(view.version.table), missing, self._by(), name)
 
     def _replanned(self, piece: Piece, *, is_only: bool) -> pa.Table:
         """Reads a piece as the table is stored now."""

@@ -11,14 +11,15 @@ from strandline.shard.machine import Machine
 __all__ = ["lost", "state_without"]
 
 
-def state_without(machine: Machine, missing: BlobMissing, deadline: Deadline) -> Look:
+def state_without(machine: Machine, missing: BlobMissing, deadline: Deadline, of: str = "") -> Look:
     """The shard's newest state, which does not need the part; whoever reads plans anew from it.
 
-    Corruption if it does: then nobody replaced the part before it was deleted.
+    Corruption if it does: then nobody replaced the part before it was deleted. `of`: what the shard
+    is called by who reads.
     """
     look = machine.look(deadline)
     if look.ask(lambda s: s.parts.get((missing.key,))) is not None:
-        raise lost(machine.title, missing) from missing
+        raise lost(of or machine.title, missing) from missing
     return look
 
 
