@@ -85,11 +85,8 @@ class Registered:
 
 def registered(machine: Machine, deadline: Deadline) -> list[Registered]:
     """All sessions of a shard, by its newest state."""
-    look = machine.look(deadline)
-    found: list[tuple[str, Session]] = look.ask(
-        lambda s: [(key[0], session) for key, session in s.sessions.range()]
-    )
-    return [Registered(machine, name, session) for name, session in found]
+    found = machine.look(deadline).ask(lambda s: list(s.sessions.range()))
+    return [Registered(machine, key[0], session) for key, session in found]
 
 
 def sweep_sessions(
@@ -120,11 +117,9 @@ def sweep_sessions(
     ]
     ready = [each for each in ended if each.session.acknowledged is not None]
     waiting = {"acknowledgement": len(ended) - len(ready), "delay": 0}
-    now = (
-        env.now_micros()
-        if dry_run or not ready
-        else _location_time(location, machines[0], env, deadline)
-    )
+    now = env.now_micros()
+    if ready and not dry_run:
+        now = _location_time(location, machines[0], env, deadline)
     due = [each for each in ready if each.is_due(now, delay_micros)]
     waiting["delay"] = len(ready) - len(due)
     waiting = {reason: count for reason, count in waiting.items() if count}
@@ -150,14 +145,11 @@ def sweep_sessions(
     finished = 0
     for each in due:
         unsure = any(key.shard in doubtful for key in listed[each.name])
-        if each.name in failed or unsure:
-            continue
-        # SUBTLE: a second pass that finds something shows that the owner was still writing then,
-        # whatever was said of it; so there is a third.
-        last = each.comes_again(now, delay_micros) and not garbage[each.name]
-        command = Swept(each.name, at, last)
-        done = each.machine.submit(command, deadline)
-        finished += bool(done and last)
+        if each.name not in failed and not unsure:
+            # SUBTLE: a second pass that finds something shows that the owner was still writing
+            # then, whatever was said of it; so there is a third.
+            last = each.comes_again(now, delay_micros) and not garbage[each.name]
+            finished += each.machine.submit(Swept(each.name, at, last), deadline) and last
     left = sum(map(len, garbage.values())) - len(deleted)
     size = sum(info.size for info in deleted)
     return Sweep(len(due), finished, len(deleted), size, waiting, left)

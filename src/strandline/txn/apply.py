@@ -13,6 +13,7 @@ from strandline.parts.rows.sort import sort_table
 from strandline.parts.schema import TIME, TableSchema
 from strandline.state.commands import Apply, ApplyResult
 from strandline.state.model import Entry, Part, TableVersion
+from strandline.state.tables import newest_version
 from strandline.txn.store import Store
 
 __all__ = ["Applied", "apply_table"]
@@ -46,8 +47,8 @@ def apply_table(
     # SUBTLE ◆: txns first, then data. Entries that are gone from `look` were applied before it
     # was read, so the data shard's upper, read after it, is beyond them.
     look = store.txns.look(deadline)
-    version = look.ask(lambda s: s.tables.floor((table, 1 << 62)))
-    if version is None or version[1].table != table:
+    version = look.ask(lambda s: newest_version(s, table))
+    if version is None:
         return Applied(0, frozenset())
     data = store.data(table)
     found = data.look(deadline)
@@ -63,9 +64,9 @@ def apply_table(
         bite = _bite(store.txns.overlay(look, table, upper, through), size)
         if not bite:
             break
-        deadline.check(f"applying commits to table {version[1].name!r}", may_have_happened=True)
+        deadline.check(f"applying commits to table {version.name!r}", may_have_happened=True)
         try:
-            done = _apply_bite(store, version[1], bite, upper, deadline)
+            done = _apply_bite(store, version, bite, upper, deadline)
         except Fenced:
             # The session under which rows were gathered ended after the last look at the shard.
             # Others may have applied meanwhile; what is left is gathered anew, under the next one.
