@@ -162,10 +162,10 @@ def _objects(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
 
 def _values(column: pa.Array) -> list[Any]:
     if not types.is_timestamp(column.type):
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return list(column.to_pylist())
     # As Python values they would load pandas, in case of nanoseconds, and have narrower limits.
     texts = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
-    return pc.replace_substring_regex(texts, r"\.0+(Z|[+-]|$)", r"\1").to_pylist()  # type: ignore[no-any-return]
+    return list(pc.replace_substring_regex(texts, r"\.0+(Z|[+-]|$)", r"\1").to_pylist())
 
 
 def _plain(value: Any) -> Any:  # noqa: PLR0911  one line per kind of value

@@ -231,7 +231,7 @@ def _apply(db: Database, table: str, _: Random) -> None:
 
 def _tend(db: Database, table: str, random: Random) -> None:
     """Compacts, or splits a leaf anywhere."""
-    store = db._handle.store  # noqa: SLF001
+    store = db._handle.store  # noqa: SLF001  below what users hold
     version = store.txns.table_by_id(store.txns.look(Deadline(store.env, 20)), table)
     machine = store.data(table)
     if random.random() < 0.7 or machine.ask(lambda s: s.leaves.count()) > 5:
@@ -250,7 +250,7 @@ def _vacuum(db: Database, table: str, random: Random) -> None:
     if random.random() < 0.5:
         db.vacuum(timeout=25)
         return
-    store = db._handle.store  # noqa: SLF001
+    store = db._handle.store  # noqa: SLF001  below what users hold
     version = store.txns.table_by_id(store.txns.look(Deadline(store.env, 20)), table)
     db.vacuum(version.name, timeout=25)
 
