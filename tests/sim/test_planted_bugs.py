@@ -132,7 +132,7 @@ def test_a_subscriber_that_takes_its_entries_for_all_that_happened_is_noticed(
     monkeypatch: Patch,
 ) -> None:
     # While apply and tidy go on, some of them are gone.
-    monkeypatch.setattr(changes, "_tidied", lambda *_: -1)
+    monkeypatch.setattr(changes, "tidied_through", lambda *_, **__: -1)
     assert noticed(range(1, 40), "was told, and it is")
 
 

@@ -41,7 +41,7 @@ def test_a_path_is_the_database_and_the_table(
         ({"path": "readings"}, "option 'url' is missing"),
         ({"url": "lake"}, r"option 'table' is missing: write .*load\(\"lake/readings\"\)"),
         ({**PLACE, "asOf": "yesterday"}, "as_of cannot be 'yesterday'"),
-        ({"url": "memory://lake", "table": "t"}, "memory of one process"),
+        ({"url": "memory://lake", "table": "t"}, "memory of this process"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, str], said: str) -> None:
