@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from strandline.distributed.site import (
 )
 from strandline.engine.conditions import compile_where
 from strandline.env import Deadline
-from strandline.errors import Conflict, LocationError, UsageError
+from strandline.errors import Conflict, LocationError, StrandlineError, UsageError
 from strandline.ids import SessionId
 from strandline.parts.files.write import write_parts
 from strandline.parts.keys import KeyCodec
@@ -49,6 +50,8 @@ _SAMPLES = 4_096
 
 _IN_MEMORY_BYTES = 256 << 20
 """Rows of one task that take no more are sorted as a table; more go through a sort that spills."""
+
+_log = logging.getLogger("strandline")
 
 
 # --- on the driver
@@ -253,9 +256,9 @@ def _committed(
     commit = commit_writes(handle, [(version, Write(version.table, batch))], options)
     try:
         apply_table(handle.store, version.table, handle.deadline(None))
-    except LocationError:
+    except StrandlineError as error:
         # The commit stands, and reads see it: whoever writes or compacts next applies it.
-        return commit
+        _log.warning("a commit to %r is to be applied later: %s", version.name, error)
     return commit
 
 

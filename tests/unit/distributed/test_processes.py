@@ -32,10 +32,19 @@ from strandline.distributed import (
     register_engine,
     table_of,
     verifying,
+    writing,
 )
 from strandline.distributed import reading as distributed_reading
 from strandline.distributed.site import workplace
-from strandline.errors import Corruption, Held, LocationError, SchemaMismatch, UsageError
+from strandline.errors import (
+    Corruption,
+    Fenced,
+    Held,
+    LocationError,
+    SchemaMismatch,
+    StrandlineError,
+    UsageError,
+)
 from strandline.settings import Settings
 from strandline.table import Table
 from strandline.times import Commit
@@ -244,6 +253,22 @@ def test_a_commit_that_was_refused_is_made_later(db: Database) -> None:
     with connect(db.url) as other, other["t"].attach("worker"), pytest.raises(Held):
         write.commit([batch])
     assert write.commit([batch]).rows == len(table) == 100
+
+
+@pytest.mark.parametrize("error", [Fenced("ended"), LocationError("no answer")])
+def test_a_commit_stands_whatever_becomes_of_its_apply(
+    db: Database, error: StrandlineError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", SCHEMA, row_keys="k")
+    write = begin_write(db, "t", "load")
+    assert isinstance(write, BulkWrite)
+    _, writer = write.plan([sampled(write.sampler(), data(0, 100))], 2)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(writing, "apply_table", fails)
+    assert write.commit([written(writer, data(0, 100))]).rows == len(table) == 100
 
 
 def test_the_keys_are_cut_where_the_samples_say(db: Database) -> None:
